@@ -9,16 +9,17 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.floors import FIT_ROWS, check_control, floors_of
+from hooked_lm.interventions.dictionaries.halves import half, held_together
 from hooked_lm.interventions.dictionaries.hook import Coder, decoded, encoded
 from hooked_lm.interventions.dictionaries.recovery import absorbed, directions_of
 from hooked_lm.interventions.dictionaries.scores import DictionaryEvaluation, beside_floors
 from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
 from hooked_lm.interventions.dictionaries.stream import Activations, side_by_side
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import provenance
 
-LEAST = 4  # prompts with a label, and without it
 MOST_STEPS = 50  # of Newton's method; ten do
 Vectors = Float[Tensor, "prompt d"]
 
@@ -32,6 +33,7 @@ def evaluate_labels(
     site: Site | None = None,
     positions: int = -1,
     k: Sequence[int] = (1, 2, 5),
+    groups: Groups = None,
     skip: int = 0,
     control: str | None = "auto",
     batch_size: int = 32,
@@ -39,8 +41,9 @@ def evaluate_labels(
 ) -> DictionaryEvaluation:
     """How well few latents of a dictionary tell the label of a prompt, beside a random and a PCA dictionary.
 
-    Each label is told from all others, by the vectors at one position. One half of the prompts (of each label) is for choosing
-    latents and fitting probes, the other for the figures, which are of each label and means over labels:
+    Each label is told from all others, by the vectors at one position. One half of the distinct prompts (of each label) is for
+    choosing latents and fitting probes, the other for the figures, which are of each label and means over labels. Prompts with
+    the same token ids are in one half, all of them: else a probe could know a prompt of the test by heart.
 
     - "AUROC k=1", "AUROC k=2", ...: of a logistic probe of the `k` latents whose means differ most between prompts with the
       label and without (sparse probing: Gurnee et al. 2023, arXiv:2305.01610). Chance is 0.5.
@@ -59,6 +62,7 @@ def evaluate_labels(
         site: by default that in the dictionary's config.
         positions: the position whose vector is read, one for each prompt; negative ones count from its last token.
         k: the numbers of latents in probes, ascending.
+        groups: a label for each prompt, such as its template or entity: those of one group are in one half.
         skip: how many positions at the start of each prompt the floors are not made from, such as a BOS.
         control: "auto" measures the floors, which are made from the vectors of all positions of the first half, where there are
             enough of them; None leaves them out.
@@ -66,8 +70,9 @@ def evaluate_labels(
         seed: of the halves, and of the random dictionary.
 
     Returns the `figures` with the floors, and those of `each` label. Warns if the first probe is no better than with random
-    directions. Raises ValueError for one label, for labels with fewer than four prompts, for another number of labels than of
-    prompts, for a position that a prompt does not have, and for a `k` above the number of latents.
+    directions. Raises ValueError for one label, for labels with fewer than four distinct prompts or groups, or without any in one
+    half, for another number of labels or groups than of prompts, for a position that a prompt does not have, and for a `k` above
+    the number of latents.
 
     >>> from random import Random
     >>> from hooked_lm import HookedTransformer
@@ -86,8 +91,10 @@ def evaluate_labels(
     stream = Activations(model, prompts, site, batch_size=batch_size, skip=skip)
     warn_if_elsewhere(sae, *stream.sites)
     known = _known(labels, len(stream.prompts))
-    x = _at_position(stream, positions, batch_size)
-    train = _half(labels, seed)
+    of_prompts = checked_groups(groups, len(labels))
+    x, ids = _at_position(stream, positions, batch_size)
+    units = held_together(ids, *([] if of_prompts is None else [of_prompts]))
+    train = half(labels, units, seed)
     for_fitting = train.nonzero()[:, 0].tolist()
     parts = [
         stream.vectors(for_fitting[start : start + batch_size])[0] for start in range(0, len(for_fitting), batch_size)
@@ -102,6 +109,7 @@ def evaluate_labels(
     coders: dict[str, Coder] = {"values": sae, **(floors.by_name() if floors else {})}
     found = {name: _figures(_Data(x, of, train), coder, probes, k) for name, coder in coders.items()}
     about = provenance(model, site=stream.sites[0], positions=positions, prompts=len(labels), control=said, seed=seed)
+    about["distinct prompts" if of_prompts is None else "groups"] = int(units.max()) + 1
     names: list[Label] = list(found["values"])
     each = {name: torch.stack(list(figures.values())) for name, figures in found.items()}
     whole = {name: values.nanmean(1) for name, values in each.items()}
@@ -262,28 +270,13 @@ def _known(labels: Sequence[Label], n_prompts: int) -> list[Label]:
         raise ValueError(
             f"all prompts have the label {known[0]!r}, so that none can be told from others: give two or more"
         )
-    for label in known:
-        if (n := sum(each == label for each in labels)) < LEAST:
-            raise ValueError(
-                f"the label {label!r} has {n} prompts, and needs at least {LEAST}: two to fit, two to test"
-            )
     return known
 
 
-def _half(labels: Sequence[Label], seed: int) -> Bool[Tensor, " prompt"]:
-    """Every second prompt of each label, in a random order: those for fitting."""
-    train = torch.zeros(len(labels), dtype=torch.bool)
-    generator = torch.Generator().manual_seed(seed)
-    for label in sorted({*labels}, key=str):
-        places = torch.tensor([place for place, each in enumerate(labels) if each == label])
-        train[places[torch.randperm(len(places), generator=generator)][::2]] = True
-    return train
-
-
 @torch.no_grad()
-def _at_position(stream: Activations, position: int, batch_size: int) -> Vectors:
-    """The vector of each prompt at one position. Raises ValueError for a position that a prompt does not have."""
-    found = []
+def _at_position(stream: Activations, position: int, batch_size: int) -> tuple[Vectors, list[tuple[int, ...]]]:
+    """The vector of each prompt at one position, and its token ids. Raises ValueError for a position that a prompt lacks."""
+    found, ids = [], list[tuple[int, ...]]()
     n = len(stream.prompts)
     for start in range(0, n, batch_size):
         tokens, mask = stream.inputs(range(start, min(start + batch_size, n)))
@@ -291,9 +284,10 @@ def _at_position(stream: Activations, position: int, batch_size: int) -> Vectors
         lengths = mask.sum(1)
         if (short := int(lengths.min())) < (position + 1 if position >= 0 else -position):
             raise ValueError(f"position {position} is out of range: a prompt has {short} tokens, with its BOS")
+        ids += [tuple(row[real].tolist()) for row, real in zip(tokens, mask, strict=True)]
         options: dict[str, Any] = {"return_type": None, "attention_mask": mask.long()}
         _, cache = stream.model.run_with_cache(tokens, names_filter=stream.sites, **options)
         value = side_by_side(stream.model, stream.sites[0], cache[stream.sites[0]])
         at = torch.full_like(lengths, position) if position >= 0 else lengths + position
         found.append(value[torch.arange(len(at)), at].float())
-    return torch.cat(found)
+    return torch.cat(found), ids
