@@ -1,10 +1,10 @@
 """Evaluates dictionaries on texts whose labels are known: sparse probing, absorption and targeted perturbation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.hooks.select import Site
@@ -12,10 +12,11 @@ from hooked_lm.interventions.dictionaries.floors import FIT_ROWS, check_control,
 from hooked_lm.interventions.dictionaries.halves import half, held_together
 from hooked_lm.interventions.dictionaries.hook import Coder, decoded, encoded
 from hooked_lm.interventions.dictionaries.recovery import absorbed, directions_of
-from hooked_lm.interventions.dictionaries.scores import DictionaryEvaluation, beside_floors
+from hooked_lm.interventions.dictionaries.scores import ABOVE_FLOORS, FLOORS, DictionaryEvaluation, beside_floors
 from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
 from hooked_lm.interventions.dictionaries.stream import Activations, side_by_side
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.results.bootstrap import Resampling, students_t
 from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import provenance
@@ -69,6 +70,11 @@ def evaluate_labels(
         batch_size: how many prompts run together.
         seed: of the halves, and of the random dictionary.
 
+    The mean AUROC of the first probes is compared with that of each floor by the interval of their difference (95%, a bootstrap
+    over the distinct prompts or groups of the test, with `seed`): a dictionary is no better than a floor unless all of it is
+    above 0. That another half for fitting, or other random directions, would give other figures is not in it. There is no floor
+    of shuffled labels: no probe that is fitted to them tells those of other prompts, so its AUROC is 0.5 up to chance.
+
     Returns the `figures` with the floors, and those of `each` label. Warns if the first probe is no better than with random
     directions. Raises ValueError for one label, for labels with fewer than four distinct prompts or groups, or without any in one
     half, for another number of labels or groups than of prompts, for a position that a prompt does not have, and for a `k` above
@@ -108,13 +114,14 @@ def evaluate_labels(
     probes = [_Probe.of(x[train], with_it[train]) for with_it in of]
     coders: dict[str, Coder] = {"values": sae, **(floors.by_name() if floors else {})}
     found = {name: _figures(_Data(x, of, train), coder, probes, k) for name, coder in coders.items()}
+    above = _above_floors({name: each.scores for name, each in found.items()}, of[:, ~train], units[~train], seed)
     about = provenance(model, site=stream.sites[0], positions=positions, prompts=len(labels), control=said, seed=seed)
     about["distinct prompts" if of_prompts is None else "groups"] = int(units.max()) + 1
-    names: list[Label] = list(found["values"])
-    each = {name: torch.stack(list(figures.values())) for name, figures in found.items()}
+    names: list[Label] = list(found["values"].figures)
+    each = {name: torch.stack(list(of_one.figures.values())) for name, of_one in found.items()}
     whole = {name: values.nanmean(1) for name, values in each.items()}
     headline = f"AUROC k={k[0]}"
-    figures = beside_floors(whole, {"figure": names}, about, headline)
+    figures = beside_floors(whole, {"figure": names}, {**about, ABOVE_FLOORS: above}, headline)
     figures.warn_if_no_better()
     shown = [str(label) if isinstance(label, bool) else label for label in known]
     return DictionaryEvaluation(figures, beside_floors(each, {"figure": names, "label": shown}, about, headline))
@@ -126,6 +133,13 @@ class _Data(NamedTuple):
     x: Vectors
     of: Bool[Tensor, "label prompt"]
     train: Bool[Tensor, " prompt"]
+
+
+class _Found(NamedTuple):
+    """The figures of one dictionary, of each label, and the scores that its first probes give the prompts of the test."""
+
+    figures: dict[str, Float[Tensor, " label"]]
+    scores: Float[Tensor, "label test"]
 
 
 class _Probe(NamedTuple):
@@ -148,7 +162,7 @@ class _Probe(NamedTuple):
         return (x - self.mean) @ self.weights + self.bias
 
 
-def _figures(data: _Data, sae: Coder, probes: Sequence[_Probe], k: Sequence[int]) -> dict[str, Float[Tensor, " label"]]:
+def _figures(data: _Data, sae: Coder, probes: Sequence[_Probe], k: Sequence[int]) -> _Found:
     """The figures of one dictionary, of each label."""
     x, of, train = data
     with torch.no_grad():
@@ -157,14 +171,16 @@ def _figures(data: _Data, sae: Coder, probes: Sequence[_Probe], k: Sequence[int]
     directions = directions_of(sae)
     found: dict[str, list[float]] = {f"AUROC k={n}": [] for n in k}
     more: dict[str, list[float]] = {"AUROC of vectors": [], "absorption": []}
-    changed = []
+    changed, scores = [], []
     for with_it, probe in zip(of, probes, strict=True):
         differ = _difference(features, with_it, train)
         order = differ.abs().argsort(descending=True, stable=True)
         for n in k:
             few = features[:, order[:n]]
             sparse = _Probe.of(few[train], with_it[train])
-            found[f"AUROC k={n}"].append(auroc(sparse.scores(few[~train]), with_it[~train]))
+            of_test = sparse.scores(few[~train])
+            found[f"AUROC k={n}"].append(auroc(of_test, with_it[~train]))
+            scores += [of_test] if n == k[0] else []
         more["AUROC of vectors"].append(auroc(probe.scores(x[~train]), with_it[~train]))
         main = torch.zeros(len(differ), dtype=torch.bool, device=x.device)
         main[order[: k[-1]]] = True
@@ -177,7 +193,7 @@ def _figures(data: _Data, sae: Coder, probes: Sequence[_Probe], k: Sequence[int]
             changed.append(x + decoded(sae, ablated, x) - whole)
     if len(of) > 2:
         more["TPP"] = _perturbation(data, probes, changed)
-    return {name: torch.tensor(values) for name, values in {**found, **more}.items()}
+    return _Found({name: torch.tensor(values) for name, values in {**found, **more}.items()}, torch.stack(scores))
 
 
 def _difference(
@@ -253,12 +269,48 @@ def logistic(x: Float[Tensor, "row d"], there: Bool[Tensor, " row"]) -> Float[Te
 
 def auroc(scores: Float[Tensor, " row"], there: Bool[Tensor, " row"]) -> float:
     """The share of pairs of a row with a label and one without in which the first has the larger score; ties count half."""
-    ordered = scores.double().cpu().unique(return_inverse=True)[1]
-    with_it, without = (
-        torch.bincount(ordered[which], minlength=int(ordered.max()) + 1).double() for which in (there, ~there)
+    return float(aurocs(scores, there, torch.ones(1, len(there), dtype=torch.float64)))
+
+
+def aurocs(
+    scores: Float[Tensor, " row"], there: Bool[Tensor, " row"], counts: Float[Tensor, "draw row"]
+) -> Float[Tensor, " draw"]:
+    """The same where rows are there so many times; NaN where none with the label is, or none without."""
+    place = scores.double().cpu().unique(return_inverse=True)[1]
+    empty = torch.zeros(len(counts), int(place.max()) + 1, dtype=torch.float64)
+    with_it, without = (empty.index_add(1, place, counts * which) for which in (there, ~there))
+    below = without.cumsum(1) - without / 2
+    return (with_it * below).sum(1) / (with_it.sum(1) * without.sum(1))
+
+
+def _above_floors(
+    scores: Mapping[str, Float[Tensor, "label test"]],
+    of: Bool[Tensor, "label test"],
+    units: Int[Tensor, " test"],
+    seed: int,
+) -> dict[str, list[float]]:
+    """For each floor, the interval of how far the mean AUROC of the dictionary is above its own: the wider one of percentiles
+    over draws of distinct prompts, or groups, with replacement, and Student's of their standard deviation."""
+    units = units.unique(return_inverse=True)[1]
+    n, (level, n_draws, _) = int(units.max()) + 1, Resampling()
+    drawn = torch.randint(n, (n_draws, n), generator=torch.Generator().manual_seed(seed))
+    counts = torch.zeros(n_draws, n, dtype=torch.float64).scatter_add_(
+        1, drawn, torch.ones(1, 1).double().expand_as(drawn)
     )
-    below = without.cumsum(0) - without / 2
-    return float((with_it * below).sum() / (with_it.sum() * without.sum()))
+    both = torch.cat([torch.ones(1, n).double(), counts])[:, units]  # first the prompts as they are
+    means = {
+        name: torch.stack([aurocs(*each, both) for each in zip(of_labels, of, strict=True)]).nanmean(0)
+        for name, of_labels in scores.items()
+    }
+    tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    found = {}
+    for name in [name for name in means if name != "values"]:
+        differences = means["values"] - means[name]
+        own, resampled = differences[0], differences[1:][~differences[1:].isnan()]
+        reach = students_t(level, n - 1) * resampled.std()
+        low, high = resampled.quantile(tails)
+        found[FLOORS[name]] = [float(low.minimum(own - reach)), float(high.maximum(own + reach))]
+    return found
 
 
 def _known(labels: Sequence[Label], n_prompts: int) -> list[Label]:

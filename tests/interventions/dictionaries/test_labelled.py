@@ -14,7 +14,15 @@ from hooked_lm import HookedTransformer
 from hooked_lm.demo.corpus import NAMES, TASKS
 from hooked_lm.interventions.dictionaries import JumpReLU, evaluate_labels, load
 from hooked_lm.interventions.dictionaries.halves import half, held_together
-from hooked_lm.interventions.dictionaries.labelled import _Data, _figures, _Probe, auroc, logistic
+from hooked_lm.interventions.dictionaries.labelled import (
+    _above_floors,
+    _Data,
+    _figures,
+    _Probe,
+    auroc,
+    aurocs,
+    logistic,
+)
 from tests.close import assert_close, assert_near
 
 D, CLASSES, EACH = 6, 4, 40
@@ -40,7 +48,7 @@ def made(readers: Tensor, writers: Tensor) -> JumpReLU:
 
 def figures(sae: Any, of: _Data, k: tuple[int, ...] = (1, 2)) -> dict[str, Tensor]:
     probes = [_Probe.of(of.x[of.train], with_it[of.train]) for with_it in of.of]
-    return _figures(of, sae, probes, k)
+    return _figures(of, sae, probes, k).figures
 
 
 def test_a_latent_for_each_label_is_perfect() -> None:
@@ -104,6 +112,38 @@ def test_probes_and_their_measure_are_those_of_scikit_learn(seed: int, d: int, a
     assert_close(auroc(x[:, 0], there), metrics.roc_auc_score(there.numpy(), x[:, 0].numpy()))
 
 
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_rows_that_count_twice_are_rows_that_are_there_twice(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    there, scores = torch.arange(20) % 3 == 0, torch.randn(20, generator=generator).round(decimals=1)
+    counts = torch.randint(3, (4, 20), generator=generator)
+    counts[:, :2] = 1  # one with the label, one without
+    for count, found in zip(counts, aurocs(scores, there, counts.double()), strict=True):
+        assert_close(found, auroc(scores.repeat_interleave(count), there.repeat_interleave(count)))
+    assert aurocs(scores, there, torch.zeros(1, 20).double()).isnan().all()
+
+
+def test_a_difference_is_over_distinct_prompts() -> None:
+    """A dictionary that is a little better than its floor: the interval of ten prompts includes 0, that of 400 does not, and of
+    ten prompts that are each there 40 times it is that of ten."""
+
+    def interval(n: int, repeats: int = 1) -> tuple[float, float]:
+        generator = torch.Generator().manual_seed(2)
+        there = torch.arange(n) % 2 == 0
+        own, other = (apart * there + torch.randn(n, generator=generator) for apart in (1.2, 0.6))
+        scores = {"values": own[None].repeat(1, repeats), "random": other[None].repeat(1, repeats)}
+        found = _above_floors(scores, there[None].repeat(1, repeats), torch.arange(n).repeat(repeats), 0)
+        assert list(found) == ["random"]
+        low, high = found["random"]
+        return low, high
+
+    few, many = interval(10), interval(400)
+    assert few[0] < 0 < few[1]
+    assert 0 < many[0] < many[1] < 0.3
+    assert_close(torch.tensor(interval(10, 40)), torch.tensor(few))
+
+
 def test_halves_are_stratified_and_drawn() -> None:
     labels, units = ["a"] * 10 + ["b"] * 5, torch.arange(15)
     train = half(labels, units, 0)
@@ -160,6 +200,12 @@ def test_the_bundled_dictionary_has_a_latent_of_the_pronoun(model: HookedTransfo
     assert table["AUROC k=1"].min() > 0.95 > table["AUROC k=1 (random)"].max()
     assert "TPP" not in table.columns  # of two labels, none can lose more than the other
     assert result.figures.headline == "AUROC k=1"
+    assert result.figures.no_better_than == []
+    low, high = result.figures.above_floors["random"]
+    means = result.figures.compared()
+    assert 0 < low < means["dictionary"] - means["random"] < high
+    assert f"(difference {low:.2g} to {high:.2g})" in repr(result)
+    assert result.each.above_floors == {}  # it is of the mean over labels
     last = evaluate_labels(model, prompts, load("demo"), women, positions=0, control=None, k=[3])
     assert_close(last.figures.select(figure="AUROC k=3").mean, 0.5)  # BOS knows nothing
     assert last.figures.random is None
@@ -179,9 +225,11 @@ def test_prompts_that_are_repeated_are_not_known_by_heart(model: HookedTransform
     prompts = [item.prompt for item in items("pronouns", 200)]
     distinct = list(dict.fromkeys(prompts))[:40]
     labels = [Random(3).sample([True, False] * 20, 40)[distinct.index(prompt)] for prompt in distinct] * 6
-    result = evaluate_labels(model, distinct * 6, load("demo"), labels, k=[5], skip=1)
+    with pytest.warns(UserWarning, match="no better than a random one .* AUROC k=5 .*, random .* .difference -"):
+        result = evaluate_labels(model, distinct * 6, load("demo"), labels, k=[5], skip=1)
     for name in ("AUROC k=5", "AUROC of vectors"):
         assert abs(float(result.figures.select(figure=name).mean) - 0.5) < 0.2, name
+    assert "random" in result.figures.no_better_than
     assert result.figures.about["distinct prompts"] == 40
     assert result.figures.about["prompts"] == 240
 
