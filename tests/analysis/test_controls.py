@@ -238,6 +238,20 @@ def test_random_directions_of_the_same_norm(model: HookedTransformer):
         interventions.sweep_steering(model, vectors, "Lucy was ill, so", **options, control="twin")
 
 
+def test_several_metrics_have_no_control(model: HookedTransformer):
+    """Their largest effect would be that of the metric with the largest units."""
+    right, wrong = model.to_single_token(" she"), model.to_single_token(" he")
+    both = {"difference": metrics.logit_difference(right, wrong), "probability": metrics.probability(right)}
+    vectors = interventions.steering_vectors(model, ["Mary was", "Anna slept"], ["Tom was", "Paul slept"], layers=[1])
+    steering = {"metric": both, "coefficients": [2], "progress": False}
+    assert interventions.sweep_steering(model, vectors, "Lucy was ill, so", **steering).control is None
+    assert attribute(model, CORRUPTED[:1], CLEAN[:1], metric=both, **HEADS).control is None
+    with pytest.raises(ValueError, match="control='random' compares numbers of one metric, and 2 are given"):
+        interventions.sweep_steering(model, vectors, "Lucy was ill, so", **steering, control="random")
+    with pytest.raises(ValueError, match="control='untrained' compares numbers of one metric, and 2 are given"):
+        attribute(model, CORRUPTED[:1], CLEAN[:1], metric=both, **HEADS, control="untrained")
+
+
 def test_random_edges(model: HookedTransformer):
     circuit = circuits.discover(model, CORRUPTED, CLEAN, answers=ANSWERS, method="eap", n_edges=80, check=False)
     found = circuits.evaluate(model, circuit, CORRUPTED, CLEAN, answers=ANSWERS, progress=False)
