@@ -90,7 +90,12 @@ def test_a_control_is_metadata(model: HookedTransformer, tmp_path: Path):
     assert found.control is not None
     found.save(tmp_path / "found.safetensors")
     assert SweepResult.load(tmp_path / "found.safetensors").control == found.control
-    assert found.effects().select(layer=[1, 2]).control == found.control
+    assert found.effects().control == found.control
+    for layers in (1, [1, 2]):
+        part = found.effects().select(layer=layers)
+        assert part.control is None, "the control is of the largest effect, or of the significant cells, of the whole"
+        assert part.about["model"] == found.about["model"]
+        assert "control" not in repr(part)
     assert repr(found.control) in repr(found)
     assert repr(found.control) in found.plot().layout.title.subtitle.text.replace("<br>", " ")
 
