@@ -332,6 +332,7 @@ def _at_position(stream: Activations, position: int, batch_size: int) -> tuple[V
     n = len(stream.prompts)
     for start in range(0, n, batch_size):
         tokens, mask = stream.inputs(range(start, min(start + batch_size, n)))
+        assert isinstance(tokens, Tensor), "prompts are texts or token ids"
         assert mask is not None
         lengths = mask.sum(1)
         if (short := int(lengths.min())) < (position + 1 if position >= 0 else -position):
