@@ -52,6 +52,15 @@ def is_testable(found: SweepResult) -> bool:
     return sums_by_group(found.values.reshape(-1, found.n_prompts)[:1], found.groups).shape[1] >= fewest_units(LEVEL)
 
 
+def refuse_several_metrics(metric: Metrics | None, control: str | None) -> None:
+    """Raises ValueError for several metrics if a control is asked for by name: it compares one number with another."""
+    if control not in (None, "auto") and isinstance(metric, Mapping):
+        raise ValueError(
+            f"control={control!r} compares numbers of one metric, and {len(metric)} are given, each in its own units: give one "
+            "function, or control=None"
+        )
+
+
 # ---- shuffled answers ------------------------------------------------------------------------------------------------
 
 

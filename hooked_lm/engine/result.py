@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.results import Label
 from hooked_lm.results.bounds import SHARE, Bounds
-from hooked_lm.results.control import Control
+from hooked_lm.results.control import CONTROL, Control
 from hooked_lm.results.gap import warn_if_small
 from hooked_lm.results.scores import METRIC, POSITION, Scores
 from hooked_lm.results.significance import Significance
@@ -275,7 +275,7 @@ class SweepResult(Scores):
 
     @property
     def control(self) -> Control | None:
-        """What the same method finds on a control, if it was run."""
+        """What the same method finds on a control, if it was run; parts that are selected have none."""
         return Control.of(self.about)
 
     def warn_if_close(self) -> None:
@@ -303,7 +303,8 @@ class SweepResult(Scores):
         return "effect" if name.startswith(CHANGE) else name
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
-        return {"fingerprint": ""}
+        about = {key: value for key, value in self.about.items() if key != CONTROL}  # which is that of the whole
+        return {"fingerprint": "", "about": about}
 
     def _pictured(self) -> dict[str, Any]:
         means = self._baseline_means()

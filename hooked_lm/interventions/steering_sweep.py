@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.engine.controls import with_control
+from hooked_lm.engine.controls import refuse_several_metrics, with_control
 from hooked_lm.engine.pairs import RightAndWrong, needed_metric
 from hooked_lm.engine.result import SweepResult, total_cost
 from hooked_lm.engine.study import Metrics, Study
@@ -25,7 +25,7 @@ from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label
 from hooked_lm.results.control import RANDOM_DIRECTION
 from hooked_lm.results.groups import Groups, checked_groups
-from hooked_lm.results.scores import provenance
+from hooked_lm.results.scores import METRIC, provenance
 
 AFFORDABLE = 2e10  # floating-point operations of a control that is not asked for
 
@@ -57,12 +57,13 @@ def sweep_steering(
         coefficients, layers, unit: as for `SteeringVectors.hooks`.
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that a forward pass may use in addition to the model; cells share passes if they fit.
-        control: "random": also random directions of the same norms, drawn with `seed`, for `result.control`; "auto": if that
-            takes at most 2e10 floating-point operations; None.
+        control: "random": also random directions of the same norms, drawn with `seed`, for `result.control`; "auto": of one
+            metric, if that takes at most 2e10 floating-point operations; None.
 
     Returns a SweepResult with the axes (metric), layer and coefficient, whose labels are ints or strings such as "0.5".
     `.corrupted` is the run without steering, so `.effects()` is the effect of steering. Raises before any forward pass:
-    ValueError for coefficients that are empty, repeated or not finite, and for other positions.
+    ValueError for coefficients that are empty, repeated or not finite, for other positions, and for `control="random"` of several
+    metrics.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions import steering_vectors
@@ -87,6 +88,7 @@ def sweep_steering(
     """
     if control not in ("auto", "random", None):
         raise ValueError(f"control must be 'auto', 'random' (directions of the same norm) or None, got {control!r}")
+    refuse_several_metrics(metric, control)
     contrast.check_model(model)
     metric = needed_metric(model, metric, answers)
     if not isinstance(vectors, SteeringVectors):
@@ -120,7 +122,8 @@ def sweep_steering(
     settings = {"site": vectors.site, "method": vectors.method, "positions": positions, "unit": unit}
     found = _joined([swept(vectors, rows) for rows in alike], alike)
     found = replace(found, about={**found.about, **provenance(model, **settings)}, groups=of_prompts)
-    if control is None or (control == "auto" and (found.cost or {}).get("flops", math.inf) > AFFORDABLE):
+    is_cheap = (found.cost or {}).get("flops", math.inf) <= AFFORDABLE and METRIC not in found.axes
+    if control is None or (control == "auto" and not is_cheap):
         return found
     random = _of_same_norms(vectors, seed)
     other = _joined([swept(random, rows) for rows in alike], alike)

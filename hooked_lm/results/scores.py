@@ -242,7 +242,7 @@ class Scores(NotebookRepr):
         if isinstance(index, int):  # the axis is gone: `about` still says of which label the values are
             label, before = self.axes[name][index], self.about.get(SELECTED, {})
             gone = {self._METRIC_IN_ABOUT: str(label)} if name == METRIC else {SELECTED: {**before, name: label}}
-            changed["about"] = {**self.about, **gone}
+            changed["about"] = {**changed.get("about", self.about), **gone}
         return replace(self, axes=axes, **changed)
 
     def _of_cells(self, made_of: Callable[[Tensor], Tensor]) -> dict[str, Any]:

@@ -160,9 +160,10 @@ def _check(n_units: int, level: float, correction: str, n_flips: int | None, cou
     if n_flips is not None and n_flips < 1:
         raise ValueError(f"n_permutations must be at least 1, got {n_flips}")
     if n_units < 2:
+        or_metric = "" if counted == "group" else f", or the metric has one number for all {counted}s"
         raise ValueError(
-            f"significance needs several {counted}s, there is one: give at least {fewest_units(level)} {counted}s, and a metric "
-            "with a number for each"
+            f"significance needs several {counted}s, there is one{or_metric}: give at least {fewest_units(level)} {counted}s, "
+            "and a metric with a number for each"
         )
 
 

@@ -16,6 +16,7 @@ from hooked_lm.results.scores import METRIC, Scores
 from hooked_lm.results.sign_flips import CORRECTIONS, FlipTest, flip_test, has_effect
 
 SKEWED, MOST_SKEWED = "skewed", 0.2  # in `about`; the L-skewness from which on it is said of many prompts
+TESTED = "tested"  # in `about`: which effects were tested, where a result has several
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -143,6 +144,7 @@ class Significance(Scores):
             f"{self.n_significant} of {n_tested} cells significant at {self.level:g}",
             f"{CORRECTIONS[self.correction]} in {self.n_flips:,} sign flips",
         ]
+        said += [f"tested: {self.about[TESTED]}"] if TESTED in self.about else []
         said += ["effects are skewed, so more may seem significant"] if SKEWED in self.about else []
         said += [f"{none} without any effect are not counted"] if none else []
         return said + ([f"{n_missing} without a value"] if n_missing else [])

@@ -94,7 +94,12 @@ def test_a_control_is_metadata(model: HookedTransformer, tmp_path: Path):
     assert found.control is not None
     found.save(tmp_path / "found.safetensors")
     assert SweepResult.load(tmp_path / "found.safetensors").control == found.control
-    assert found.effects().select(layer=[1, 2]).control == found.control
+    assert found.effects().control == found.control
+    for layers in (1, [1, 2]):
+        part = found.effects().select(layer=layers)
+        assert part.control is None, "the control is of the largest effect, or of the significant cells, of the whole"
+        assert part.about["model"] == found.about["model"]
+        assert "control" not in repr(part)
     assert repr(found.control) in repr(found)
     assert repr(found.control) in found.plot().layout.title.subtitle.text.replace("<br>", " ")
 
@@ -362,6 +367,20 @@ def test_random_directions_of_the_same_norm(model: HookedTransformer):
     assert other.control.other != found.control.other
     with pytest.raises(ValueError, match=r"control must be 'auto', 'random' .* or None, got 'twin'"):
         interventions.sweep_steering(model, vectors, "Lucy was ill, so", **options, control="twin")
+
+
+def test_several_metrics_have_no_control(model: HookedTransformer):
+    """Their largest effect would be that of the metric with the largest units."""
+    right, wrong = model.to_single_token(" she"), model.to_single_token(" he")
+    both = {"difference": metrics.logit_difference(right, wrong), "probability": metrics.probability(right)}
+    vectors = interventions.steering_vectors(model, ["Mary was", "Anna slept"], ["Tom was", "Paul slept"], layers=[1])
+    steering = {"metric": both, "coefficients": [2], "progress": False}
+    assert interventions.sweep_steering(model, vectors, "Lucy was ill, so", **steering).control is None
+    assert attribute(model, CORRUPTED[:1], CLEAN[:1], metric=both, **HEADS).control is None
+    with pytest.raises(ValueError, match="control='random' compares numbers of one metric, and 2 are given"):
+        interventions.sweep_steering(model, vectors, "Lucy was ill, so", **steering, control="random")
+    with pytest.raises(ValueError, match="control='untrained' compares numbers of one metric, and 2 are given"):
+        attribute(model, CORRUPTED[:1], CLEAN[:1], metric=both, **HEADS, control="untrained")
 
 
 def test_random_edges(model: HookedTransformer):

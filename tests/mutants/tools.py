@@ -100,11 +100,13 @@ TOOLS = mutants({
     "planted/planted.py": [
         ("a true edge without an effect agrees", "planted/test_planted.py::a_wrong_truth_is_found",
          "agrees=(has_effect == true).numpy()", "agrees=(has_effect <= true).numpy()"),
-        ("edges are closed alone, never beside another", "planted/test_planted.py::exact_patching_of_all_edges_agrees_with_the_truth",
+        ("edges are closed alone, never beside another",
+         "planted/test_planted.py::exact_patching_of_all_edges_agrees_with_the_truth",
          "gates[i, :, writer, reader] = gates[:, i, writer, reader] = 0", "gates[i, i, writer, reader] = 0"),
     ],
     "planted/blueprint.py": [
-        ("a head that finds nothing does not rest", "planted/test_blueprint.py::a_head_finds_what_matches_and_rests_at_the_start_otherwise",
+        ("a head that finds nothing does not rest",
+         "planted/test_blueprint.py::a_head_finds_what_matches_and_rests_at_the_start_otherwise",
          "w_q[self._place(ONE), n_keys] = rest * score", "w_q[self._place(ONE), n_keys] = 0"),
     ],
     "analysis/circuits/neuron_runs.py": [

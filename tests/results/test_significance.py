@@ -147,7 +147,8 @@ def test_groups_are_flipped_together():
         (
             1,
             {},
-            "significance needs several prompts, there is one: give at least 6 prompts, and a metric with a number for each",
+            "significance needs several prompts, there is one, or the metric has one number for all prompts: give at least 6 "
+            "prompts, and a metric with a number for each",
         ),
         (5, {}, "5 prompts give no p below 0.062: for level 0.05 give at least 6 prompts$"),
         (6, {"level": 0.01}, "for level 0.01 give at least 8 prompts$"),

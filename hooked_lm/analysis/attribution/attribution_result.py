@@ -14,6 +14,7 @@ from hooked_lm.extras import lazy_import
 from hooked_lm.results import Label
 from hooked_lm.results.bootstrap import Resampling
 from hooked_lm.results.scores import METRIC
+from hooked_lm.results.significance import TESTED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,8 @@ class Attribution(SweepResult):
     the estimate; for others it is that of the estimates, widened by the error that 95% of the exact cells do not exceed, relative
     to the size of their estimate and the mean size of all. That takes 19 exact cells at level 0.95. Otherwise intervals are NaN,
     and tables have none; `estimates` has those of the mean estimate.
+
+    `significant` tests the estimates, or the exact effects if every cell was patched exactly, and says which.
 
     >>> import torch
     >>> estimated = torch.tensor([[1.0], [2.0], [4.0]])
@@ -98,10 +101,12 @@ class Attribution(SweepResult):
         return replace(found, floor=self.floor / (self.clean - self.corrupted).mean(-1).abs())
 
     def _tested(self) -> SweepResult:
-        """The exact effects of the cells that were patched exactly, and the estimates of others."""
-        if self.exact is None:
-            return self.estimates.effects()
-        return replace(self.estimates, values=self.exact.where(~self.exact.isnan(), self.values)).effects()
+        """The exact effects if every cell was patched exactly, else the estimates: exact effects among estimates, which may be
+        larger or smaller throughout, would be significant by their kind."""
+        has_all = self.exact is not None and not bool((self.exact.isnan() & ~self.values.isnan()).any())
+        found = self.estimates if self.exact is None or not has_all else replace(self.estimates, values=self.exact)
+        said = "the exact effects" if has_all else "the estimates, not exact effects"
+        return replace(found, about={**found.about, TESTED: said}).effects()
 
     @property
     def _has_intervals(self) -> bool:

@@ -28,6 +28,7 @@ from hooked_lm.analysis.attribution.twin import with_estimates_of_twin, with_est
 from hooked_lm.analysis.untrained import check_control
 from hooked_lm.engine.budget import Budget
 from hooked_lm.engine.cells_before_blocks import has_one_image_each
+from hooked_lm.engine.controls import refuse_several_metrics
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
@@ -116,7 +117,7 @@ def attribute(
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that a pass may take in addition to the model; prompts are split into parts that fit.
         control: "untrained": also the estimates of the model's untrained twin, for `result.control`; "auto": where estimates are
-            checked by exact patching, which costs more, and the model is small; None.
+            checked by exact patching, which costs more, the model is small and the metric is one; None.
 
     Returns an Attribution with the axes (metric), (site), layer, position, head or neuron, as far as they exist; its `values`
     are estimates of the metric with each cell exchanged, `exact` the results of exact patching, `agreement` how well both
@@ -146,6 +147,7 @@ def attribute(
     """
     names, positions, heads, neurons = by_component(model, by, sites, positions, heads, neurons)
     check_control(control)
+    refuse_several_metrics(metric, control)
     given = (corrupted, clean, metric, answers, replace_with, direction, method, steps)
 
     def estimated(on: HookedRootModule, check: Check) -> Attribution:

@@ -20,7 +20,8 @@ def with_estimates_of_twin(
     """An attribution with its control, the estimates of the same method on the untrained twin.
 
     `estimated` takes the model and `check`. It is cheap where exact patching has checked the estimates. Values that were given
-    are those of the trained model, so they have no control by default, nor have several metrics. Raises as `with_untrained_twin`.
+    are those of the trained model, so they have no control by default; several metrics have none (`refuse_several_metrics`).
+    Raises as `with_untrained_twin`.
     """
     is_word = replace_with is None or isinstance(replace_with, str)
     is_cheap = found.exact is not None and is_word and METRIC not in found.axes

@@ -26,6 +26,9 @@ else:
 
 FLOORS = {"random": "random", "pca": "PCA"}  # the fields, and their names in tables
 FIGURE = "figure"
+ABOVE_FLOORS = (
+    "above floors"  # in `about`: the intervals of the differences by the headline figure, by the names of floors
+)
 MOST_ROWS = 40  # in a notebook
 UNBOUNDED = ("L0", "true L0", "frequency")  # figures that are no shares, besides cross entropies
 
@@ -80,11 +83,19 @@ class DictionaryScores(Scores):
         return {name: float(values.select(*at).nanmean()) for name, values in means.items()}
 
     @property
+    def above_floors(self) -> dict[str, tuple[float, float]]:
+        """The interval of how far the dictionary is above each floor by its headline figure, where there is one."""
+        found = self.about.get(ABOVE_FLOORS, {}) if self.compared() else {}
+        return {name: (low, high) for name, (low, high) in found.items()}
+
+    @property
     def no_better_than(self) -> list[str]:
-        """The floors that the dictionary does not exceed by its headline figure: "random", "PCA", both or none. None where it
-        has no value, as the explained variance of equal vectors."""
-        found = self.compared()
-        return [name for name, value in found.items() if name != "dictionary" and found["dictionary"] <= value]
+        """The floors that the dictionary does not exceed by its headline figure: "random", "PCA", both or none. With an interval
+        of the difference, it exceeds a floor if all of it is above 0. None where it has no value, as the explained variance of
+        equal vectors."""
+        found, above = self.compared(), self.above_floors
+        differ = {name: above.get(name, (found["dictionary"] - value, 0))[0] for name, value in found.items()}
+        return [name for name, least in differ.items() if name != "dictionary" and least <= 0]
 
     def warn_if_no_better(self) -> None:
         """Warns of a dictionary that is no better than its random floor."""
@@ -92,8 +103,8 @@ class DictionaryScores(Scores):
             found = self.compared()
             warn_caller(
                 f"the dictionary is no better than a random one of the same size and L0: {self.headline} "
-                f"{found['dictionary']:.3g}, random {found['random']:.3g}. By this figure it has found nothing that random "
-                "directions lack"
+                f"{found['dictionary']:.3g}, random {found['random']:.3g}{self._difference('random')}. By this figure it "
+                "has found nothing that random directions lack"
             )
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
@@ -134,6 +145,11 @@ class DictionaryScores(Scores):
         rows = [[*at, *map(as_text, of)] for at, of in zip(product(*self.axes.values()), numbers, strict=True)]
         return [html_table([*self.axes, *means], rows[:MOST_ROWS])]
 
+    def _difference(self, floor: str) -> str:
+        """The interval of the difference from a floor, in words; "" for none."""
+        low, high = self.above_floors.get(floor, (None, None))
+        return "" if low is None else f" (difference {low:.2g} to {high:.2g})"
+
     @property
     def _counted(self) -> str:
         return "dictionary"
@@ -145,7 +161,7 @@ class DictionaryScores(Scores):
         found = self.compared()
         if not found:
             return []
-        parts = [f"{name} {value:.3g}" for name, value in found.items()]
+        parts = [f"{name} {value:.3g}{self._difference(name)}" for name, value in found.items()]
         parts[0] = parts[0].replace("dictionary", self.headline, 1)
         if worse := self.no_better_than:
             parts[-1] += f": no better than a {' or a '.join(worse)} dictionary"

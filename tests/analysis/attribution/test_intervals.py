@@ -164,3 +164,20 @@ def test_attribution_takes_groups() -> None:
     assert attribute_edges(model, corrupted, clean, **common).groups == tuple(labels)
     with pytest.raises(ValueError, match=f"groups has 1 labels, and there are {len(labels)} prompts"):
         attribute(model, corrupted, clean, sites="z", heads="each", **common | {"groups": ["a"]})
+
+
+@pytest.mark.parametrize("n_exact", [0, 1, 2, 3])
+def test_significance_is_of_estimates_or_of_exact_effects_but_not_of_both(n_exact: int):
+    """By the estimates the first cell has an effect, by the exact values the second; the last does not exist."""
+    effect, none = torch.tensor([2.0, 3] * 4), torch.tensor([1.0, -1] * 4)
+    missing = torch.full((8,), torch.nan)
+    estimates, all_exact = torch.stack([effect, none, none, missing]), torch.stack([none, effect, none, missing])
+    exact = torch.full_like(all_exact, torch.nan)
+    exact[3 - n_exact : 3] = all_exact[3 - n_exact : 3]
+    axes = {"layer": [0, 1, 2, 3]}
+    found = Attribution(
+        estimates, axes, torch.zeros(8), method="gradient", exact=exact if n_exact else None
+    ).significant()
+    by_exact = n_exact == 3
+    assert found.is_significant.tolist() == [not by_exact, by_exact, False, False]
+    assert f"tested: {'the exact effects' if by_exact else 'the estimates, not exact effects'}" in repr(found)

@@ -11,9 +11,18 @@ from sklearn import linear_model, metrics
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
-from hooked_lm.demo.corpus import TASKS
+from hooked_lm.demo.corpus import NAMES, TASKS
 from hooked_lm.interventions.dictionaries import JumpReLU, evaluate_labels, load
-from hooked_lm.interventions.dictionaries.labelled import _Data, _figures, _half, _Probe, auroc, logistic
+from hooked_lm.interventions.dictionaries.halves import half, held_together
+from hooked_lm.interventions.dictionaries.labelled import (
+    _above_floors,
+    _Data,
+    _figures,
+    _Probe,
+    auroc,
+    aurocs,
+    logistic,
+)
 from tests.close import assert_close, assert_near
 
 D, CLASSES, EACH = 6, 4, 40
@@ -26,7 +35,8 @@ def data(noise: float = 0.1, seed: int = 0) -> _Data:
     x = torch.zeros(len(labels), D)
     x[range(len(labels)), labels] = 1 + 0.1 * torch.rand(len(labels), generator=generator)
     x[:, CLASSES:] = noise * torch.randn(len(labels), D - CLASSES, generator=generator)
-    return _Data(x, torch.tensor([[label == each for label in labels] for each in range(CLASSES)]), _half(labels, 0))
+    of = torch.tensor([[label == each for label in labels] for each in range(CLASSES)])
+    return _Data(x, of, half(labels, torch.arange(len(labels)), 0))
 
 
 def made(readers: Tensor, writers: Tensor) -> JumpReLU:
@@ -38,7 +48,7 @@ def made(readers: Tensor, writers: Tensor) -> JumpReLU:
 
 def figures(sae: Any, of: _Data, k: tuple[int, ...] = (1, 2)) -> dict[str, Tensor]:
     probes = [_Probe.of(of.x[of.train], with_it[of.train]) for with_it in of.of]
-    return _figures(of, sae, probes, k)
+    return _figures(of, sae, probes, k).figures
 
 
 def test_a_latent_for_each_label_is_perfect() -> None:
@@ -102,12 +112,70 @@ def test_probes_and_their_measure_are_those_of_scikit_learn(seed: int, d: int, a
     assert_close(auroc(x[:, 0], there), metrics.roc_auc_score(there.numpy(), x[:, 0].numpy()))
 
 
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_rows_that_count_twice_are_rows_that_are_there_twice(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    there, scores = torch.arange(20) % 3 == 0, torch.randn(20, generator=generator).round(decimals=1)
+    counts = torch.randint(3, (4, 20), generator=generator)
+    counts[:, :2] = 1  # one with the label, one without
+    for count, found in zip(counts, aurocs(scores, there, counts.double()), strict=True):
+        assert_close(found, auroc(scores.repeat_interleave(count), there.repeat_interleave(count)))
+    assert aurocs(scores, there, torch.zeros(1, 20).double()).isnan().all()
+
+
+def test_a_difference_is_over_distinct_prompts() -> None:
+    """A dictionary that is a little better than its floor: the interval of ten prompts includes 0, that of 400 does not, and of
+    ten prompts that are each there 40 times it is that of ten."""
+
+    def interval(n: int, repeats: int = 1) -> tuple[float, float]:
+        generator = torch.Generator().manual_seed(2)
+        there = torch.arange(n) % 2 == 0
+        own, other = (apart * there + torch.randn(n, generator=generator) for apart in (1.2, 0.6))
+        scores = {"values": own[None].repeat(1, repeats), "random": other[None].repeat(1, repeats)}
+        found = _above_floors(scores, there[None].repeat(1, repeats), torch.arange(n).repeat(repeats), 0)
+        assert list(found) == ["random"]
+        low, high = found["random"]
+        return low, high
+
+    few, many = interval(10), interval(400)
+    assert few[0] < 0 < few[1]
+    assert 0 < many[0] < many[1] < 0.3
+    assert_close(torch.tensor(interval(10, 40)), torch.tensor(few))
+
+
 def test_halves_are_stratified_and_drawn() -> None:
-    labels = ["a"] * 10 + ["b"] * 5
-    train = _half(labels, 0)
+    labels, units = ["a"] * 10 + ["b"] * 5, torch.arange(15)
+    train = half(labels, units, 0)
     assert (int(train[:10].sum()), int(train[10:].sum())) == (5, 3)
-    assert torch.equal(train, _half(labels, 0))
-    assert not torch.equal(train, _half(labels, 1))
+    assert torch.equal(train, half(labels, units, 0))
+    assert not torch.equal(train, half(labels, units, 1))
+
+
+@settings(max_examples=20, deadline=None)
+@given(shared=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=20))
+def test_what_is_shared_is_held_together(shared: list[tuple[int, int]]) -> None:
+    units = held_together(*zip(*shared, strict=True)).tolist()
+    alone = {(i, unit) for i, unit in enumerate(units)}
+    for name, unit in alone:
+        near = {
+            units[i] for i, each in enumerate(shared) if any(a == b for a, b in zip(each, shared[name], strict=True))
+        }
+        assert near == {unit}
+    assert {*units} == {*range(max(units) + 1)}
+    of_one = held_together([pair[0] for pair in shared]).tolist()
+    assert len({*of_one}) == len({pair[0] for pair in shared})
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), repeats=st.integers(1, 5))
+def test_no_unit_is_in_both_halves(seed: int, repeats: int) -> None:
+    units = torch.arange(24).repeat(repeats)
+    labels = [unit % 3 for unit in units.tolist()]
+    train = half(labels, units, seed)
+    assert not {*units[train].tolist()} & {*units[~train].tolist()}
+    for label in range(3):
+        assert int(train[[each == label for each in labels]].sum()) == 4 * repeats
 
 
 # ---- on the bundled model --------------------------------------------------------------------------------------------
@@ -132,19 +200,67 @@ def test_the_bundled_dictionary_has_a_latent_of_the_pronoun(model: HookedTransfo
     assert table["AUROC k=1"].min() > 0.95 > table["AUROC k=1 (random)"].max()
     assert "TPP" not in table.columns  # of two labels, none can lose more than the other
     assert result.figures.headline == "AUROC k=1"
+    assert result.figures.no_better_than == []
+    low, high = result.figures.above_floors["random"]
+    means = result.figures.compared()
+    assert 0 < low < means["dictionary"] - means["random"] < high
+    assert f"(difference {low:.2g} to {high:.2g})" in repr(result)
+    assert result.each.above_floors == {}  # it is of the mean over labels
     last = evaluate_labels(model, prompts, load("demo"), women, positions=0, control=None, k=[3])
     assert_close(last.figures.select(figure="AUROC k=3").mean, 0.5)  # BOS knows nothing
     assert last.figures.random is None
 
 
+def test_a_label_that_one_half_lacks_is_refused() -> None:
+    """Eight prompts are there twice, four of them with another label the second time, which the halves may not share."""
+    labels, units = ["a"] * 8 + ["a", "b"] * 4, torch.arange(8).repeat_interleave(2)
+    train = half(labels, units, 0)
+    assert 0 < sum(label == "b" for label, fits in zip(labels, train.tolist(), strict=True) if fits) < 4
+    with pytest.raises(ValueError, match="one half of the prompts has none with the label 'b'"):
+        half(labels, units, 32)
+
+
+def test_prompts_that_are_repeated_are_not_known_by_heart(model: HookedTransformer) -> None:
+    """Each prompt has an arbitrary label, and is there six times: nothing could tell the labels of others."""
+    prompts = [item.prompt for item in items("pronouns", 200)]
+    distinct = list(dict.fromkeys(prompts))[:40]
+    labels = [Random(3).sample([True, False] * 20, 40)[distinct.index(prompt)] for prompt in distinct] * 6
+    with pytest.warns(UserWarning, match="no better than a random one .* AUROC k=5 .*, random .* .difference -"):
+        result = evaluate_labels(model, distinct * 6, load("demo"), labels, k=[5], skip=1)
+    for name in ("AUROC k=5", "AUROC of vectors"):
+        assert abs(float(result.figures.select(figure=name).mean) - 0.5) < 0.2, name
+    assert "random" in result.figures.no_better_than
+    assert result.figures.about["distinct prompts"] == 40
+    assert result.figures.about["prompts"] == 240
+
+
+def test_groups_are_held_out_together(model: HookedTransformer) -> None:
+    """Groups with an arbitrary label each, which the first token names: it tells the label of the prompts of a known group."""
+    groups = [name for name in NAMES[:24] for _ in range(4)]
+    prompts = [f"{name} {verb}" for name in NAMES[:24] for verb in ("went", "sat", "left", "ran")]
+    arbitrary = dict(zip(NAMES, Random(0).sample([True, False] * 12, 24), strict=False))
+    labels = [arbitrary[name] for name in groups]
+    options: dict[str, Any] = {"positions": 1, "control": None, "k": [5]}
+    free = evaluate_labels(model, prompts, load("demo"), labels, **options)
+    held = evaluate_labels(model, prompts, load("demo"), labels, groups=groups, **options)
+    of_free, of_held = (float(each.figures.select(figure="AUROC of vectors").mean) for each in (free, held))
+    assert of_free > 0.95
+    assert 0.1 < of_held < 0.9
+    assert held.figures.about["groups"] == 24
+
+
 def test_mistakes(model: HookedTransformer) -> None:
     sae = load("demo")
-    prompts = ["John went", "Mary went", "Tom went", "Anna went"] * 2
+    prompts = [f"{name} {verb}" for verb in ("went", "sat") for name in ("John", "Mary", "Tom", "Anna")]
     labels: list[Any] = [True, False] * 4
     with pytest.raises(ValueError, match="all prompts have the label 'a', so that none can be told from others"):
         evaluate_labels(model, prompts, sae, ["a"] * 8)
-    with pytest.raises(ValueError, match="the label 'b' has 3 prompts, and needs at least 4"):
+    with pytest.raises(ValueError, match="the label 'b' has 3 distinct prompts or groups, and needs at least 4"):
         evaluate_labels(model, prompts, sae, ["a"] * 5 + ["b"] * 3)
+    with pytest.raises(ValueError, match="the label False has 2 distinct prompts or groups, and needs at least 4"):
+        evaluate_labels(model, prompts[:4] * 2, sae, labels)
+    with pytest.raises(ValueError, match="groups has 2 labels, and there are 8 prompts"):
+        evaluate_labels(model, prompts, sae, labels, groups=["a", "b"])
     with pytest.raises(ValueError, match="there are 7 labels for 8 prompts"):
         evaluate_labels(model, prompts, sae, labels[:7])
     with pytest.raises(ValueError, match="position 3 is out of range: a prompt has 3 tokens"):
