@@ -109,7 +109,9 @@ def _shown(board: "Leaderboard", model: str, by: str, html: Path | None, save: P
     say("\ncmd: the area between faithfulness and 1 over the share of edges, largest scores first (0: as the model)")
     say("cpr: the area under it with the edges first that the answer needs (may exceed 1)")
     say("spearman, sign: agreement with exact patching; cmd_untrained: by the ranking that the untrained twin gets")
-    failures = records(board.failures()) if "exact" in board.methods else []
+    failures = records(board.failures()) if "exact" in board.methods and not board.no_interval else []
+    if board.no_interval:
+        say(f"{escape(board.no_interval)}: where methods fail is not known")
     for row in failures:
         worse, low, high = (float(str(row[name])) for name in ("worse", "low", "high"))
         say(f"{row['method']} fails on {row['task']}: cmd {worse:.3f} above exact ({low:.3f} to {high:.3f})")

@@ -30,10 +30,11 @@ def tasks(
     Args:
         model: a model with the vocabulary of the bundled one, such as its untrained twin; None: the bundled one.
         names: those of the tasks, as in `corpus.TASKS`; None: all.
-        n: the number of pairs of each; the first half is searched, circuits are judged on the others.
+        n: the number of pairs of each, no two with the same clean prompt; fewer where the task does not have so many. The first
+            half is searched, circuits are judged on the others.
         seed: seed of the items.
 
-    Raises as `pairs`, and ValueError for fewer than two pairs.
+    Raises KeyError for an unknown task, and ValueError for fewer than two pairs.
 
     >>> [task.name for task in tasks(names=["capitals", "agreement"], n=4)]
     ['capitals', 'agreement']
@@ -41,8 +42,9 @@ def tasks(
     if n < 2:
         raise ValueError(f"a task needs pairs to search and pairs to judge on, two at least; got n={n}")
     model = HookedTransformer.from_pretrained("demo") if model is None else model
-    found = {name: pairs(name, n, seed, model) for name in (corpus.TASKS if names is None else names)}
-    return [CircuitTask(name, model, each[: n // 2], each[n // 2 :]) for name, each in found.items()]
+    chosen = corpus.TASKS if names is None else names
+    found = {name: _as_pairs(_drawn(name, n, seed, model, by_clean=True)) for name in chosen}
+    return [CircuitTask(name, model, each) for name, each in found.items()]
 
 
 def pairs(task: str, n: int = N_PAIRS, seed: int = 0, model: HookedTransformer | None = None) -> Pairs:
@@ -59,12 +61,25 @@ def pairs(task: str, n: int = N_PAIRS, seed: int = 0, model: HookedTransformer |
     >>> pairs("pronouns", 2)[0]
     Pairs(1 pair: clean 'Dan ran to the station because', corrupted 'Ruth ran to the station because', answer ' he', not ' she')
     """
-    if task not in _CORRUPT:
-        raise KeyError(f"there is no task {task!r}: there are {', '.join(_CORRUPT)}")
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     model = HookedTransformer.from_pretrained("demo") if model is None else model
-    rng, by_length = Random(seed), dict[int, dict[tuple[str, str], Drawn]]()
+    found = _drawn(task, n, seed, model)
+    if len(found) < n:
+        raise ValueError(f"{task} has fewer than n={n} different pairs of one length: {len(found)} were drawn")
+    return _as_pairs(found)
+
+
+def _as_pairs(drawn: Sequence[Drawn]) -> Pairs:
+    clean, corrupted, right, wrong = map(list, zip(*drawn, strict=True))
+    return Pairs(clean, corrupted, right, wrong)
+
+
+def _drawn(task: str, n: int, seed: int, model: HookedTransformer, by_clean: bool = False) -> list[Drawn]:
+    """As many different pairs of one length, or as many as were drawn; with `by_clean`, of different clean prompts."""
+    if task not in _CORRUPT:
+        raise KeyError(f"there is no task {task!r}: there are {', '.join(_CORRUPT)}")
+    rng, by_length = Random(seed), dict[int, dict[tuple[str, ...], Drawn]]()
     n_idle = 0  # draws without a new pair
     while n_idle < MOST_IDLE:
         n_idle += 1
@@ -73,14 +88,13 @@ def pairs(task: str, n: int = N_PAIRS, seed: int = 0, model: HookedTransformer |
             continue
         length, other = (model.to_tokens(prompt).shape[1] for prompt in drawn[:2])
         same = by_length.setdefault(length, {})
-        if length != other or drawn[:2] in same:
+        key = drawn[:1] if by_clean else drawn[:2]
+        if length != other or key in same:
             continue
-        same[drawn[:2]], n_idle = drawn, 0
+        same[key], n_idle = drawn, 0
         if len(same) == n:
-            clean, corrupted, right, wrong = map(list, zip(*same.values(), strict=True))
-            return Pairs(clean, corrupted, right, wrong)
-    most = max(map(len, by_length.values()), default=0)
-    raise ValueError(f"{task} has fewer than n={n} different pairs of one length: {most} were drawn")
+            break
+    return list(max(by_length.values(), key=len, default={}).values())
 
 
 # ---- corrupted items: None if this item has none that was held out -------------------------------------------------------

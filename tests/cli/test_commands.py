@@ -678,14 +678,26 @@ def test_the_metric_of_circuits_is_that_of_the_library() -> None:
 
 @pytest.mark.slow
 def test_leaderboard(tmp_path: Path) -> None:
-    some = ["leaderboard", "planted", "--tasks", "previous-token,or-gate", "--methods", "exact,eap-ig-inputs,random"]
+    some = ["leaderboard", "planted", "--tasks", "previous-token,redundancy", "--methods", "exact,eap-ig-inputs,random"]
     found = from_json(*some, "--html", tmp_path / "page.html", "--save", tmp_path / "board")
     assert [row["method"] for row in found["methods"]][-1] == "random"
-    assert found["tasks"] == ["previous-token", "or-gate"]
+    assert found["tasks"] == ["previous-token", "redundancy"]
     assert {row["task"] for row in found["per_task"]} == {*found["tasks"]}
     assert "Where each method fails" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert len(Leaderboard.load(tmp_path / "board").tasks) == 2
     assert "cmd: the area between faithfulness and 1" in call(*some, "--no-untrained").output
+    alone = (
+        "leaderboard",
+        "demo",
+        "--tasks",
+        "agreement",
+        "--n-pairs",
+        2,
+        "--no-untrained",
+        "--methods",
+        "eap,random",
+    )
+    assert "one held-out pair has no interval (agreement): where methods fail is not known" in call(*alone).output
 
 
 @pytest.mark.slow

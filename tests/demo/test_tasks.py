@@ -49,6 +49,21 @@ def test_halves_and_seeds(model: HookedTransformer) -> None:
     assert pairs("agreement", 9, 1, model).clean != pairs("agreement", 9, 0, model).clean
 
 
+@pytest.mark.parametrize("name", corpus.TASKS)
+def test_no_clean_prompt_is_searched_and_held_out(name: str, model: HookedTransformer) -> None:
+    [task] = tasks(model, [name], n=24)
+    assert task.held_out is not None
+    clean = [*task.pairs.clean, *task.held_out.clean]
+    assert len({*clean}) == len(clean) >= 20
+    assert len(task.held_out) - len(task.pairs) in (0, 1)
+
+
+def test_fewer_pairs_where_a_task_has_no_more(model: HookedTransformer) -> None:
+    [task] = tasks(model, ["days"], n=200)
+    assert task.held_out is not None
+    assert 20 <= len(task.pairs) + len(task.held_out) < 200
+
+
 def test_what_is_refused(model: HookedTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyError, match="there is no task 'capital': there are indirect_object"):
         pairs("capital", 2, model=model)

@@ -1,8 +1,8 @@
 """Constants in place of what edges outside of a circuit carry: a vector for each writer, the same for all prompts and positions.
 
-Means are what MIB's circuit track calls "mean" (Mueller et al. 2025, arXiv:2504.13151). Optimal ones are learnt (Li and Janson
-2024, "Optimal ablation for interpretability", arXiv:2409.09951): they lack what a writer knows of the prompt, while other
-replacements also put something wrong in its place.
+Means are of the corrupted prompts; "mean" in MIB's circuit track (Mueller et al. 2025, arXiv:2504.13151) is of clean texts.
+Optimal ones are learnt (Li and Janson 2024, "Optimal ablation for interpretability", arXiv:2409.09951): they lack what a writer
+knows of the prompt, while other replacements also put something wrong in its place.
 """
 
 import torch

@@ -89,10 +89,13 @@ class Leaderboard(Tabular):
         (the difference), `low`, `high`; the largest first.
 
         The intervals hold at once for all tasks and methods, by Bonferroni. Methods whose interval includes 0 may be worse, too.
-        Raises ValueError if the reference is not among the methods.
+        Raises ValueError if the reference is not among the methods, and if circuits of a task are judged on one pair, which has
+        no interval.
         """
         if reference not in self.methods:
             raise ValueError(f"reference must be one of {', '.join(map(repr, self.methods))}, got {reference!r}")
+        if self.no_interval:
+            raise ValueError(f"{self.no_interval}: where methods fail is not known; give more held-out pairs")
         compared, rows = [name for name in self.methods if name not in (reference, *CONTROLS)], []
         level = 1 - (1 - level) / max(1, len(compared) * len(self.tasks))
         for task in self.tasks:
@@ -105,6 +108,12 @@ class Leaderboard(Tabular):
                     rows.append((task.name, method, own, base, own - base, float(low[place]), float(high[place])))
         table = pd.DataFrame(rows, columns=["task", METHOD, CMD, "reference", "worse", "low", "high"])
         return table.sort_values("worse", ascending=False, ignore_index=True, kind="stable")
+
+    @property
+    def no_interval(self) -> str:
+        """Which tasks have no intervals over prompts, in words: those that are judged on one pair. "" if there is none."""
+        names = ", ".join(task.name for task in self.tasks if task.n_prompts == 1)
+        return f"one held-out pair has no interval ({names})" if names else ""
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 
@@ -211,7 +220,7 @@ class Leaderboard(Tabular):
         if bool((self._means("passes") > 0).any()):
             sections.append(page.cost_section(self.plot_cost()))
         if "exact" in self.methods:
-            sections.append(page.failures_section(self.failures()))
+            sections.append(page.failures_section(self.no_interval or self.failures()))
         sections += [page.task_section(task) for task in self.tasks if several]
         about = {**self.tasks[0].about, "prompts": self.tasks[0].n_prompts}
         return page.write([*sections, page.made_section(about, command)], path)
@@ -248,7 +257,8 @@ class Leaderboard(Tabular):
         best = best_first(self._means(CMD), CMD)
         cmd = self._means(CMD)
         order = ", ".join(f"{self.methods[place]} {float(cmd[place]):.3f}" for place in best)
-        return f"Leaderboard({len(names)} task{'s' * (len(names) > 1)}: {of}; CMD, the best first: {order})"
+        without = f"; {self.no_interval}" if self.no_interval else ""
+        return f"Leaderboard({len(names)} task{'s' * (len(names) > 1)}: {of}; CMD, the best first: {order}{without})"
 
     def to_text(self, by: str = CMD) -> str:
         """The leaderboard as lines of text, the best by the column `by` first."""

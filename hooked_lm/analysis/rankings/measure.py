@@ -60,8 +60,8 @@ def leaderboard(
             ranking should do no better than "random".
         replace_with: what edges outside a circuit carry, and what the effects of edges are measured by: "corrupted", "mean" or
             "zero", as for `Runner`. Or constants, from the pairs that methods see (methods measure effects by "mean" then):
-            "constant", means over prompts and positions (`circuits.mean_constants`; "mean" in MIB, whose "mean-positional" is
-            "mean" here); "optimal", learnt ones (`circuits.optimal_constants`, with as many steps as its default).
+            "constant", means over the corrupted prompts and positions (`circuits.mean_constants`; MIB's are of clean texts);
+            "optimal", learnt ones (`circuits.optimal_constants`, with as many steps as its default).
         selection: how the circuit of a number of edges is chosen; "top" as in MIB (see `selected`).
         shares: the shares of all edges, rounded down to numbers of edges, up to 1.
         steps: those of the methods that integrate gradients.
@@ -69,8 +69,8 @@ def leaderboard(
         max_memory, progress: as for `patching.sweep`; the bar counts rankings.
 
     Returns a Leaderboard. Agreement with exact patching is known if "exact" is among the methods, areas under the ROC curve for
-    tasks with a truth. Warns if an area is undefined because all scores are equal, and as `evaluate`. Raises ValueError for no
-    tasks, two of one name, unknown methods and selections, and a metric that is the same in the full model and without edges.
+    tasks with a truth. Warns of methods whose scores are all equal, and as `evaluate`. Raises ValueError for no tasks, two of one
+    name, unknown methods and selections, and a metric that is the same in the full model and without edges.
 
     >>> from hooked_lm.demo.tasks import tasks
     >>> board = leaderboard(
@@ -196,8 +196,14 @@ def _numbers(task: CircuitTask, graph: Graph, rankings: Mapping[str, Ranking]) -
     found: dict[str, list[float]] = {name: [] for name in (*AGREEMENT, *OF_TRUTH, "passes", "seconds")}
     for name, ranking in rankings.items():
         scores = ranking.scores[graph.is_edge]
+        are_equal = len(scores.nan_to_num(nan=math.inf).unique()) < 2
+        if are_equal:
+            warn_caller(
+                f"{name} ranks nothing on task {task.name}: all {len(scores)} scores are equal, and its circuits are of edges in "
+                "the order of the graph"
+            )
         agrees = agreement(scores, exact) if exact is not None and ranking.is_effect else {}
-        of_truth = _of_truth(name, task.name, scores.abs(), truth)
+        of_truth = _of_truth(name, task.name, scores.abs(), None if are_equal else truth)
         for column in AGREEMENT:
             found[column].append(float(agrees.get(column, math.nan)))
         for column, value in zip(OF_TRUTH, of_truth, strict=True):

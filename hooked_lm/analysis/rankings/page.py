@@ -44,9 +44,11 @@ def cost_section(figure: "go.Figure") -> viz.Section:
     return viz.Section("What they cost", figure)
 
 
-def failures_section(table: "pd.DataFrame") -> viz.Section:
-    """The tasks on which methods fail."""
-    return viz.Section("Where each method fails", FAILS, table if len(table) else "Nowhere.")
+def failures_section(found: "pd.DataFrame | str") -> viz.Section:
+    """The tasks on which methods fail, or why these are not known."""
+    if isinstance(found, str):
+        return viz.Section("Where each method fails", f"Not known: {found}.")
+    return viz.Section("Where each method fails", FAILS, found if len(found) else "No interval excludes 0.")
 
 
 def task_section(task: TaskRankings) -> viz.Section:

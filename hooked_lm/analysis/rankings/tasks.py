@@ -5,7 +5,10 @@ from typing import Protocol, runtime_checkable
 
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
+from hooked_lm.callers import warn_caller
+from hooked_lm.engine.identity import identities
 from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.prompts import rows_of
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
@@ -42,7 +45,8 @@ class CircuitTask(NotebookRepr):
             then do not see.
         truth: the circuit that the model has, if it is known.
 
-    Raises ValueError for pairs without answers, for one pair without held-out ones, and for a truth of another graph.
+    Warns if some held-out clean prompts are searched ones. Raises ValueError if all are, for pairs without answers, for one pair
+    without held-out ones, and for a truth of another graph.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.demo.tasks import pairs
@@ -71,6 +75,23 @@ class CircuitTask(NotebookRepr):
             object.__setattr__(self, "pairs", self.pairs[: n // 2])
         if self.truth is not None:
             self.truth.check(Graph.of(self.model))
+        self._compare_prompts()
+
+    def _compare_prompts(self) -> None:
+        """Warns of clean prompts that are both searched and held out; raises ValueError if all held-out ones are."""
+        assert self.held_out is not None
+        seen, judged = (identities(self.model, rows_of(self.model, each.clean)) for each in (self.pairs, self.held_out))
+        n_seen = sum(one in {*seen} for one in judged)
+        if n_seen == len(judged):
+            raise ValueError(
+                f"all {n_seen} held-out clean prompts of task {self.name!r} are among those that are searched: circuits are "
+                "judged on others, so give held_out=, pairs with other clean prompts"
+            )
+        if n_seen:
+            warn_caller(
+                f"{n_seen} of {len(judged)} held-out clean prompts of task {self.name!r} are among those that are searched: "
+                "on these, circuits look better than on others"
+            )
 
     def repr_table(self) -> Table:
         """The pairs in a line each."""

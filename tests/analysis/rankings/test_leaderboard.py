@@ -17,7 +17,8 @@ from hooked_lm.analysis.rankings.methods import NamedMethod, methods_of
 from hooked_lm.demo.tasks import tasks
 from tests.close import assert_close, assert_equal
 
-pytestmark = pytest.mark.slow
+FEW_PROMPTS = "ignore:.* held-out clean prompts of task '(or|and|xor)-gate'"  # there are few
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(FEW_PROMPTS)]
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +141,32 @@ def test_the_truth_is_what_scores_are_compared_with() -> None:
 
 def test_equal_scores_are_undefined_by_name() -> None:
     example = planted.load("induction")
-    with pytest.warns(UserWarning, match="same on task induction: AUROC is undefined: all 75 scores are equal"):
+    with pytest.warns(UserWarning, match="same ranks nothing on task induction: all 75 scores are equal") as warned:
         board = leaderboard(
             example, {"same": lambda model, pairs: torch.ones(example.truth.edges.shape)}, untrained=False
         )
+    assert len(warned) == 1
     assert "auroc" not in board.to_dataframe()
+
+
+def test_equal_scores_are_named_without_a_truth(task: CircuitTask) -> None:
+    none = torch.zeros(Graph.of(task.model).is_edge.shape)
+    with pytest.warns(UserWarning, match="none ranks nothing on task agreement: all 1519 scores are equal"):
+        leaderboard(task, {"none": lambda model, pairs: none}, untrained=False, progress=False)
+
+
+def test_one_held_out_pair_has_no_interval(task: CircuitTask, tmp_path: Path) -> None:
+    assert task.held_out is not None
+    alone = CircuitTask("one", task.model, task.pairs, task.held_out[:1])
+    scores = Graph.of(task.model).is_edge.float().cumsum(1)
+    methods = {"exact": lambda model, pairs: scores, "other": lambda model, pairs: -scores}
+    board = leaderboard(alone, methods, untrained=False, progress=False)
+    with pytest.raises(ValueError, match=r"one held-out pair has no interval \(one\): where methods fail is not known"):
+        board.failures()
+    assert "one held-out pair has no interval (one)" in repr(board)
+    text = board.write_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Not known: one held-out pair has no interval" in text
+    assert "Nowhere" not in text
 
 
 @pytest.mark.parametrize("replace_with", ["mean", "zero", "constant", "optimal"])
@@ -227,12 +249,25 @@ def test_tasks_that_are_refused(task: CircuitTask) -> None:
         leaderboard(CircuitTask("a", task.model, same), "random", untrained=False)
 
 
+def test_searched_prompts_are_not_held_out(task: CircuitTask) -> None:
+    """By the clean prompt: another corrupted prompt beside it is no other prompt."""
+    pairs, other = task.pairs, task.held_out
+    assert other is not None
+    again = replace(pairs, corrupted=other.corrupted)
+    with pytest.raises(ValueError, match="all 4 held-out clean prompts of task 'a' are among those that are searched"):
+        CircuitTask("a", task.model, pairs, again)
+    mixed = replace(other, clean=[*pairs.clean[:1], *other.clean[1:]])
+    with pytest.warns(UserWarning, match="1 of 4 held-out clean prompts of task 'a' are among") as warned:
+        CircuitTask("a", task.model, pairs, mixed)
+    assert len(warned) == 1
+
+
 def test_prompts_are_held_out(task: CircuitTask) -> None:
     seen = []
 
     def method(model: HookedTransformer, pairs: Pairs) -> torch.Tensor:
         seen.extend(pairs.clean)
-        return torch.zeros(Graph.of(model).is_edge.shape)
+        return Graph.of(model).is_edge.float().cumsum(1)
 
     leaderboard(task, {"one": method}, untrained=False)  # type: ignore[dict-item]
     assert task.held_out is not None
