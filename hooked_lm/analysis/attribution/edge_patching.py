@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.analysis.untrained import check_control, with_untrained_twin
+from hooked_lm.engine.controls import refuse_several_metrics
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.edit import Cell, Edit
@@ -90,6 +91,7 @@ def patch_edges(
     2
     """
     check_control(control)
+    refuse_several_metrics(metric, control)
     model = decoder(model, "edges are those of")
     replace_with = replacement_word(replace_with, direction)
     corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric, answers)

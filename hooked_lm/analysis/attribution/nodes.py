@@ -205,6 +205,7 @@ def attribute_nodes(
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
     check_control(control)
+    refuse_several_metrics(metric, control)
     given = (corrupted, clean, metric, answers, replace_with, direction, method, steps)
 
     def estimated(on: HookedRootModule, check: Check) -> dict[str, Attribution]:
