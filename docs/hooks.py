@@ -69,8 +69,9 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     markdown = re.sub(r"\]\(\.\./demos/(\w+)\.ipynb", r"](demos/\1.md", markdown)
     if source not in OUTPUTS and snippets.snippets(markdown):
         started = time.perf_counter()
+        data = (Path(__file__).parent / source).parent.glob(f"{Path(source).stem}_*.safetensors")
         try:
-            OUTPUTS[source] = [output.to_html() for output in snippets.run_page(markdown, source)]
+            OUTPUTS[source] = [output.to_html() for output in snippets.run_page(markdown, source, data)]
         except snippets.SnippetError as error:
             raise PluginError(str(error)) from error
         log.info(f"ran the {len(OUTPUTS[source])} snippets of {source} in {time.perf_counter() - started:.1f} s")

@@ -98,6 +98,17 @@ DEMO = """
 
 {table}
 
+```python
+from hooked_lm.analysis import Leaderboard
+
+of_demo = Leaderboard.load("leaderboard_demo.safetensors")  # a file beside this page
+figure = of_demo.plot()
+```
+
+```python
+figure = of_demo.plot_cost()
+```
+
 {twin}
 
 {failures}
@@ -108,6 +119,11 @@ PLANTED = """
 {n_tasks} small [models whose circuits are known](api/hooked_lm.planted.md): {tasks}.
 
 {table}
+
+```python
+of_planted = Leaderboard.load("leaderboard_planted.safetensors")
+figure = of_planted.plot()
+```
 
 Some of these models have few prompts, so that held-out clean prompts were also searched, beside other corrupted ones: of 24,
 21 of `and-gate` and `or-gate`, 13 of `brackets`, 9 of `xor-gate`, 3 of `facts` and 1 of `distractor`. The truth of

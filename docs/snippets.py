@@ -9,6 +9,8 @@ expression that is not true is an error.
 A comment right below a statement, `# raises ValueError: ...` or `# warns UserWarning: ...`, says what it raises or warns of, in
 as many lines as it takes; `...` matches any text. A statement that does something else is an error.
 
+Beside a page there may be files of its own, `page_*.safetensors`, which its snippets can read.
+
 A `console` snippet has a command after each `$ `, and shows what the commands print. They must end with exit code 0, except one
 that ends with `; echo $?`.
 """
@@ -20,12 +22,14 @@ import io
 import os
 import re
 import shlex
+import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -187,8 +191,9 @@ def empty_folder() -> Iterator[None]:
             os.chdir(before)
 
 
-def run_page(text: str, name: str) -> list[Shown]:
-    """Runs the snippets of a page in order, in an empty folder that is removed afterwards."""
+def run_page(text: str, name: str, data: Iterable[Path] = ()) -> list[Shown]:
+    """Runs the snippets of a page in order, in a folder with copies of these files that is removed afterwards."""
+    files = [path.resolve() for path in data]
     import pandas
     import torch
 
@@ -197,6 +202,8 @@ def run_page(text: str, name: str) -> list[Shown]:
     shown = []
     wide = ("display.width", 120, "display.max_columns", 12)
     with empty_folder(), pandas.option_context(*wide):
+        for path in files:
+            shutil.copy(path, path.name)
         for number, ((language, code), stated) in enumerate(zip(snippets(text), facts(text), strict=True), 1):
             called = f"{name}, snippet {number}"
             shown.append(run(code, called, namespace) if language == "python" else run_commands(code, called))

@@ -66,6 +66,7 @@ commands = {
     "demo": ["--n-pairs", "1", "--output", "d.html"],
     "doctor": [],
     "generate": ["demo", "Mary left", "--max-new-tokens", "1"],
+    "leaderboard": ["planted", "--tasks", "induction", "--methods", "eap"],
     "lens": ["demo", "Mary left"],
     "models": [],
     "patch": ["demo", *pair],

@@ -35,17 +35,21 @@ def gelu_10(x: Tensor) -> Tensor:
     return F.gelu(x).clamp(-10, 10)
 
 
-class Activated:
+class Activated(nn.Module):
     """A module that shows an activation function: the value at its `product_site` is the function of the first of its `factors`,
     times the others, if there are others."""
 
     act_fn: Callable[[Tensor], Tensor]
-    factors: tuple[str, ...] = ("hook_pre",)
+
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """The sites of the factors."""
+        return tuple(name for name in ("hook_pre", "hook_pre_linear") if name in self._modules)
 
     @property
     def product_site(self) -> str:
-        """The site of the product of the factors."""
-        return "hook_post"
+        """The site of the product of the factors, before a norm behind it."""
+        return "hook_mid" if "hook_mid" in self._modules else "hook_post"
 
 
 class XIELU(nn.Module):

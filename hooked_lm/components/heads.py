@@ -22,7 +22,7 @@ Pooled = Float[Tensor, "batch d_model"]
 Real = Bool[Tensor, "batch pos"]
 
 
-class MLMHead(Activated, nn.Module):
+class MLMHead(Activated):
     """`ln(act(x W + b))`, with `W` [d_model, d_out].
 
     `unread_bias` is the length of `b_unread`, a bias that the checkpoint has and the model does not use.

@@ -30,7 +30,7 @@ def multiply_into(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Flo
     return x * y if torch.is_grad_enabled() or x.dtype != y.dtype else x.mul_(y)
 
 
-class AbstractMLP(Activated, nn.Module):
+class AbstractMLP(Activated):
     """The weights and sites of an MLP; subclasses compute its output."""
 
     axes = {"W_in": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
@@ -55,10 +55,6 @@ class AbstractMLP(Activated, nn.Module):
     def d_mlp(self) -> int:
         """The number of neurons."""
         return self.cfg.d_mlp
-
-    @property
-    def product_site(self) -> str:
-        return "hook_post" if self.cfg.mid_norm is None else "hook_mid"
 
 
 class MLP(AbstractMLP):
@@ -87,11 +83,10 @@ class MLP(AbstractMLP):
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
 
 
-class AbstractGatedMLP(Activated, nn.Module):
+class AbstractGatedMLP(Activated):
     """The weights and sites of a gated MLP; subclasses compute its output."""
 
     axes = {"W_in": "[d_model] d_mlp", "W_gate": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
-    factors = ("hook_pre", "hook_pre_linear")
     parameter_order = ("W_in", "W_out", "W_gate", "b_gate", "b_in", "b_out")
 
     def __init__(self, cfg: "GatedMLP.Config") -> None:
@@ -115,10 +110,6 @@ class AbstractGatedMLP(Activated, nn.Module):
     def d_mlp(self) -> int:
         """The number of neurons."""
         return self.cfg.d_mlp
-
-    @property
-    def product_site(self) -> str:
-        return "hook_post" if self.cfg.mid_norm is None else "hook_mid"
 
 
 class GatedMLP(AbstractGatedMLP):

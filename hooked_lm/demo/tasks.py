@@ -59,7 +59,7 @@ def pairs(task: str, n: int = N_PAIRS, seed: int = 0, model: HookedTransformer |
     Raises KeyError for an unknown task, and ValueError if so many different pairs were not drawn.
 
     >>> pairs("pronouns", 2)[0]
-    Pairs(1 pair: clean 'Dan ran to the station because', corrupted 'Ruth ran to the station because', answer ' he', not ' she')
+    Pairs(1 pair: clean 'Robert was afraid, so', corrupted 'Sarah was afraid, so', answer ' he', not ' she')
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")

@@ -62,7 +62,8 @@ def area(x: tuple[float, ...], y: Tensor) -> float:
 
 def judged(model: Any, selection: str) -> TaskRankings:
     pairs = Pairs(list(CLEAN), list(CORRUPTED), LABELS[:, 1], LABELS[:, 0])
-    task = CircuitTask("words", model, pairs, pairs)
+    others = Pairs(list(CORRUPTED), list(CLEAN), LABELS[:, 0], LABELS[:, 1])  # which the drawn scores do not read
+    task = CircuitTask("words", model, others, pairs)
     with pytest.warns(UserWarning, match="hardly differ"):
         board = leaderboard(
             task, {"drawn": lambda model, _: scores(Graph.of(model))}, untrained=False, selection=selection

@@ -207,6 +207,9 @@ def test_functions_of_pairs_name_both_prompts_alike() -> None:
     """So that each takes them by keyword; all others with such a name are listed."""
     own = {name: function for name, (function, _) in {**FUNCTIONS, **OF_CIRCUITS}.items()}
     own |= {"train_alignment": train_alignment, "sweep_alignments": sweep_alignments, "Runner": circuits.Runner}
+    own |= {
+        name: getattr(circuits, name) for name in ("exchange", "neuron_circuit", "mean_constants", "optimal_constants")
+    }
     for name, function in own.items():
         parameters = inspect.signature(function).parameters
         assert "Pairs" in str(parameters["corrupted"].annotation), name

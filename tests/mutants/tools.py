@@ -68,7 +68,7 @@ TOOLS = mutants({
     ],
     "interventions/dictionaries/labelled.py": [
         ("ties count as one", "interventions/dictionaries/test_labelled.py::scikit_learn",
-         "without.cumsum(0) - without / 2", "without.cumsum(0)"),
+         "without.cumsum(1) - without / 2", "without.cumsum(1)"),
         ("latents of other labels are ablated, too", "interventions/dictionaries/test_labelled.py::each_label_is_perfect",
          "differ.clamp(min=0) * (directions @ probe.weights).clamp(min=0)", "differ * (directions @ probe.weights)"),
     ],

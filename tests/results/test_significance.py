@@ -17,7 +17,7 @@ from hooked_lm.demo import experiment
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.results import Scores, SkewWarning
 from hooked_lm.results.power import prompts_for_effect
-from hooked_lm.results.sign_flips import CORRECTIONS, corrected, flip_test
+from hooked_lm.results.sign_flips import CORRECTIONS, TIE, corrected, flip_test
 from hooked_lm.results.significance import Significance
 from tests.close import assert_close, assert_near
 
@@ -42,10 +42,8 @@ def by_definition(values: Tensor) -> tuple[list[float], list[float]]:
 
     every = [size(values.double() * torch.tensor(signs)) for signs in product((1.0, -1.0), repeat=n)]
     own = size(values.double())
-    alone = [sum(bool(one[i] >= own[i] * (1 - 1e-6)) for one in every) / 2**n for i in range(len(own))]
-    of_all = [
-        sum(bool(one[own <= own[i]].max() >= own[i] * (1 - 1e-6)) for one in every) / 2**n for i in range(len(own))
-    ]
+    alone = [sum(bool(one[i] >= own[i] * TIE) for one in every) / 2**n for i in range(len(own))]
+    of_all = [sum(bool(one[own <= own[i]].max() >= own[i] * TIE) for one in every) / 2**n for i in range(len(own))]
     order = own.argsort(descending=True).tolist()
     for before, after in pairwise(order):
         of_all[after] = max(of_all[before], of_all[after])
@@ -60,8 +58,11 @@ def test_p_values_are_those_of_the_definition(seed: int, n: int, shift: float):
     found = flip_test(values)
     alone, of_all = by_definition(values)
     assert found.n_flips == 2 ** (n - 1)
-    assert_close(found.p, torch.tensor(alone))
-    assert_close(found.adjusted, torch.tensor(of_all))
+    for mine, theirs in (
+        (found.p, alone),
+        (found.adjusted, of_all),
+    ):  # up to a flip and its mirror that are ties by rounding
+        assert float((mine - torch.tensor(theirs)).abs().max()) < 3 / 2**n
 
 
 def test_flips_at_random_are_near_all_flips():
@@ -94,7 +95,9 @@ def test_corrections_are_ordered(seed: int):
     holm, bh = (flip_test(values, correction=name).adjusted for name in ("holm", "bh"))
     assert bool((p <= bh).all() and (bh <= holm + 1e-6).all() and (p <= of_max).all())
     scaled = flip_test(values * torch.tensor([1.0, -1, 10, 0.1, -5, 3])[:, None])
-    assert_close(scaled.adjusted, of_max)
+    assert_near(
+        scaled.adjusted, of_max, 0.01, because="flips whose statistics are equal up to rounding may change places"
+    )
 
 
 def test_cells_that_are_alike_cost_nothing_by_the_largest_t():
@@ -217,12 +220,14 @@ def test_a_figure_leaves_other_cells_blank():
     assert "1 of 2 cells significant at 0.05" in found.plot().layout.title.subtitle.text
 
 
-def test_estimates_are_tested_by_their_exact_values_where_there_are_some():
+def test_estimates_are_tested_unless_all_cells_are_exact():
     estimates, exact = draw(2, 8) + 5, torch.tensor([1.0, -1]).repeat(2, 4)
+    of_exact = Attribution(estimates, {"layer": [0, 1]}, torch.zeros(8), exact=exact)
+    assert of_exact.significant().n_significant == 0
     exact[1] = torch.nan
-    found = Attribution(estimates, {"layer": [0, 1]}, torch.zeros(8), exact=exact)
-    assert found.significant().is_significant.tolist() == [False, True]
-    assert Attribution(estimates, {"layer": [0, 1]}, torch.zeros(8)).significant().n_significant == 2
+    of_some = Attribution(estimates, {"layer": [0, 1]}, torch.zeros(8), exact=exact)
+    assert of_some.significant().n_significant == 2
+    assert of_some.significant().about != of_exact.significant().about
 
 
 def test_skewed_effects_are_warned_of():

@@ -286,7 +286,7 @@ def neuron_circuit(
     kept = PartialRuns(model, judged, sites).measured(chosen, n_random, seed)
     about = provenance(model, n_neurons=n_neurons, seed=seed, metric=metric_name(every.metric) or "metric")
     about |= {"backward": rules.settings, SEEN: [known[row] for row in seen], JUDGED: UNSEEN if unseen else SAME}
-    if len(nodes.agreement):
+    if nodes.exact is not None and len(nodes.agreement):  # a table, which needs pandas
         about["agreement"] = nodes.agreement.iloc[0].astype(float).to_dict()
     tokens = (
         [] if model.tokenizer is None else [model.to_single_str_token(int(each)) for each in ids_of(pairs.clean)[0]]

@@ -15,7 +15,7 @@ from hooked_lm.components.vision.patches import Grid, Patches, cells_in
 from hooked_lm.hooks import HookPoint
 
 
-class PatchMerger(Activated, nn.Module):
+class PatchMerger(Activated):
     """`act(x W_in + b_in) W_out + b_out`, where `x` are the patches of a square side by side, normalised one by one.
 
     A square has `merge` x `merge` patches; with `norm_after` it is normalised as a whole. `hook_in` are patches
@@ -98,7 +98,7 @@ class LinearMerger(nn.Module):
         return of_squares(self.hook_out(F.linear(merged, self.W.T)), patches, self.cfg.merge)
 
 
-class MergingProjector(Activated, nn.Module):
+class MergingProjector(Activated):
     """`act(y W_in + b_in) W_out + b_out` with `y = x W_merge`, where `x` are the patches of a square side by side, normalised one
     by one (Mistral Small 3.1, Mistral AI 2025). `hook_merged` are the squares, `hook_mlp_in` is `y`.
     """

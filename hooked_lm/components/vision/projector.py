@@ -18,7 +18,7 @@ IMAGE = ("batch", "pos", "d_model")
 Stream = Float[Tensor, "image pos d_vision"]
 
 
-class MLPProjector(Activated, nn.Module):
+class MLPProjector(Activated):
     """`act(x W_in + b_in) W_out + b_out` for each patch (LLaVA-1.5, Liu et al. 2023, arXiv:2310.03744).
 
     `hook_in` [image, patch, d_vision] is what it reads of the tower: without class tokens, unless it `keeps_class_tokens`.
