@@ -48,7 +48,7 @@ class Activated(nn.Module):
 
     @property
     def product_site(self) -> str:
-        """The site of the product of the factors, before a norm behind it."""
+        """The site of the product of the factors, before a norm that follows it."""
         return "hook_mid" if "hook_mid" in self._modules else "hook_post"
 
 

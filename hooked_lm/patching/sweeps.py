@@ -75,7 +75,7 @@ def sweep(
         resume_file: a file for partial results, from which the same sweep resumes.
         control: "shuffled": the same with the answers of other prompts, in the same passes, for `result.control`; "auto": where
             the metric is one of `analysis.metrics` over six prompts or more, and nothing is resumed; None. There is none where
-            shuffling changes no number, as of answers that are all the same; "shuffled" warns of that.
+            shuffling changes no number, as of answers that are all equal; "shuffled" warns of that.
 
     Returns a SweepResult with those of the axes (metric), (site), layer, position, head and neuron that the arguments add.
     Raises before the sweep: ValueError for prompts of different shapes, an empty choice, or values that do not fit; KeyError

@@ -147,7 +147,7 @@ class Planted(NotebookRepr):
     def _sizes(self, effects: Callable[..., Scores]) -> Float[Tensor, "*cell"]:
         """The largest size over all prompts of what is measured of each cell."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "its attention is not causal")  # it takes a second all the same
+            warnings.filterwarnings("ignore", "its attention is not causal")  # which here takes a second
             found = effects(self.model, _together(self.pairs, self.held_out), progress=False)
         values = found.effects().values if isinstance(found, SweepResult) else found.values
         return values.abs().amax(-1)

@@ -77,7 +77,7 @@ class BackwardRules:
 
     @classmethod
     def of(cls, backward: "str | BackwardRules") -> "BackwardRules":
-        """The rules of a name, or rules as they are. Raises ValueError for anything else."""
+        """The rules of a name, or the given rules. Raises ValueError for anything else."""
         if isinstance(backward, BackwardRules):
             return backward
         if backward not in NAMED:
@@ -102,6 +102,8 @@ class BackwardRules:
 
     def attached(self, model: HookedRootModule) -> "Attached":
         """The hooks of these rules for one run; raises ValueError, naming a part that a rule has no meaning for."""
+        if self == PLAIN:
+            return Attached(self)
         if self.activation_ratios or self.share_products:
             check_products(model)
         found, has_attention = Attached(self), False

@@ -42,14 +42,14 @@ def evaluate_labels(
 ) -> DictionaryEvaluation:
     """How well few latents of a dictionary tell the label of a prompt, beside a random and a PCA dictionary.
 
-    Each label is told from all others, by the vectors at one position. One half of the distinct prompts (of each label) is for
+    A probe separates each label from the others, by vectors at one position. One half of the distinct prompts (of each label) is for
     choosing latents and fitting probes, the other for the figures, which are of each label and means over labels. Prompts with
     the same token ids are in one half, all of them: else a probe could know a prompt of the test by heart.
 
     - "AUROC k=1", "AUROC k=2", ...: of a logistic probe of the `k` latents whose means differ most between prompts with the
       label and without (sparse probing: Gurnee et al. 2023, arXiv:2305.01610). Chance is 0.5.
     - "AUROC of vectors": of a probe of the vectors themselves, which no dictionary should be expected to exceed.
-    - "absorption": of the prompts with the label that this probe finds, the share in which the latents that stand for the label
+    - "absorption": of the prompts with the label that this probe finds, the share in which the latents of the label
       (of the largest `k`, those that are more active with it) are silent, and one other latent makes up half of the projection
       on the probe's direction (after Chanin et al. 2024, arXiv:2409.14507). At best 0; random directions have some, too.
     - "TPP", with three labels or more: by how much more the probe's balanced accuracy for a label falls than those for other
@@ -211,7 +211,7 @@ def _absorption(
     probe: _Probe,
     main: Bool[Tensor, " latent"],
 ) -> float:
-    """The share of prompts with the label in which another latent has taken the place of those that stand for it; NaN if the
+    """The share of prompts with the label in which another latent has taken the place of those of the label; NaN if the
     probe finds none."""
     rows = with_it & ~data.train & (probe.scores(data.x) > 0).cpu()
     direction = probe.weights / probe.weights.norm()

@@ -109,14 +109,8 @@ class DictionaryScores(Scores):
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
-    def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """The table of `Scores`, with a column for each floor: `random`, `PCA`."""
-        table = super().to_dataframe(per_prompt, level)
-        floors = {shown: getattr(self, name) for name, shown in FLOORS.items()}
-        for shown, floor in floors.items():
-            if floor is not None:
-                table = table.assign(**{shown: (floor if per_prompt else floor.mean(-1)).flatten().numpy()})
-        return table
+    def _more_columns(self) -> dict[str, Tensor]:
+        return self.floors
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
         """Bars of the figures that are shares, with those of the floors in grey; of a grid with more axes, of its headline."""
