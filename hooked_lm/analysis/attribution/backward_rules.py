@@ -318,10 +318,11 @@ def _constant_norm(x: Tensor, ord: float = 2, dim: int | None = None, keepdim: b
 def _layer_norm(
     x: Tensor, shape: tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Layer normalisation that divides by a constant."""
+    """Layer normalisation that divides by a constant; in at least fp32, as squares of half precision overflow."""
     axes = [-1 - axis for axis in range(len(shape))]
-    centred = x - x.mean(axes, keepdim=True)
-    found = centred * (centred.detach().square().mean(axes, keepdim=True) + eps).rsqrt()
+    wide = upcast(x)
+    centred = wide - wide.mean(axes, keepdim=True)
+    found = (centred * (centred.detach().square().mean(axes, keepdim=True) + eps).rsqrt()).to(x.dtype)
     found = found if weight is None else found * weight
     return found if bias is None else found + bias
 

@@ -84,8 +84,8 @@ def discover(
             circuit) at the last position.
         answers: in place of a metric, the right and the wrong next tokens, as for `patching.sweep`.
         method: the search method.
-            "eap", "eap-ig-inputs", "eap-ig-activations": the edges with the largest estimated effects (`attribute_edges`) on the
-            clean run, that is with `direction="noise"`;
+            "eap", "eap-ig-inputs", "eap-ig-activations", "relp", "gim": the edges with the largest estimated effects
+            (`attribute_edges`) on the clean run, that is with `direction="noise"`;
             `about["agreement"]` compares the estimates with exact patching of `check` random edges, by default 100.
             "exact": the edges with the largest effects when patched one at a time (`patch_edges`).
             An Attribution or SweepResult with the axes writer and reader: the edges with the largest effects in it.
@@ -109,9 +109,9 @@ def discover(
     scores with the other sign.
 
     Returns a Circuit, which is empty if no edge reaches the threshold. Warns as `evaluate`. Raises ValueError for an unknown
-    `method` or `replace_with`, for "eap" without a metric, unless exactly one of n_edges and threshold is given, the one that
-    the method takes, and for pairs held out with a metric that has one number for all; TypeError for another kind of `method`,
-    and for options that the method does not take.
+    `method` or `replace_with`, for "eap", "relp" and "gim" without a metric, unless exactly one of n_edges and threshold is
+    given, the one that the method takes, and for pairs held out with a metric that has one number for all; TypeError for another
+    kind of `method`, and for options that the method does not take.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -137,10 +137,10 @@ def discover(
             )
         return _of_result(model, method, held_out, seed, limits)
     pairs = MeasuredPairs.of(model, corrupted, clean, metric, answers)
-    if pairs.metric is None and method == "eap":
+    if pairs.metric is None and method in edges.OF_ONE_RUN:
         raise ValueError(
-            "KL(model || circuit) is at its least in the full model, where 'eap' would take its gradient: give a metric, or "
-            "another method, such as 'eap-ig-inputs'"
+            f"KL(model || circuit) is at its least in the full model, where {method!r} would take its gradient: give a metric, "
+            "or another method, such as 'eap-ig-inputs'"
         )
     check_keywords(f"method {method!r}", options, OPTIONS[method])
     known = identities(model, pairs.clean)

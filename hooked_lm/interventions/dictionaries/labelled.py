@@ -40,11 +40,11 @@ def evaluate_labels(
     batch_size: int = 32,
     seed: int = 0,
 ) -> DictionaryEvaluation:
-    """How well few latents of a dictionary tell the label of a prompt, beside a random and a PCA dictionary.
+    """How well few latents of a dictionary predict the label of a prompt, beside a random and a PCA dictionary.
 
-    A probe separates each label from the others, by vectors at one position. One half of the distinct prompts (of each label) is for
-    choosing latents and fitting probes, the other for the figures, which are of each label and means over labels. Prompts with
-    the same token ids are in one half, all of them: else a probe could know a prompt of the test by heart.
+    A probe separates each label from the others, by vectors at one position. One half of the distinct prompts (of each label) is
+    for choosing latents and fitting probes, the other for the figures, which are of each label and means over labels. Prompts
+    with the same token ids are in one half, all of them: else a probe could know a prompt of the test by heart.
 
     - "AUROC k=1", "AUROC k=2", ...: of a logistic probe of the `k` latents whose means differ most between prompts with the
       label and without (sparse probing: Gurnee et al. 2023, arXiv:2305.01610). Chance is 0.5.

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.analysis import attribute, attribute_edges, circuits, saliency
-from hooked_lm.analysis.attribution.backward_rules import GIM, NAMED, PLAIN, RELP, BackwardRules, shared_product
+from hooked_lm.analysis.attribution.backward_rules import (
+    GIM,
+    NAMED,
+    PLAIN,
+    RELP,
+    Attached,
+    BackwardRules,
+    shared_product,
+)
 from hooked_lm.analysis.attribution.gradients import gradients
 from tests.close import GRADIENT, assert_apart, assert_close
 from tests.core import thinned
@@ -340,3 +348,25 @@ def test_wrong_arguments():
         BackwardRules(softmax_temperature=0)
     with pytest.raises(ValueError, match="k_scale must be a number from 0 on, got -1"):
         BackwardRules(k_scale=-1)
+
+
+def test_large_streams_in_half_precision_keep_their_gradients():
+    """The squares of numbers above 255 overflow in float16."""
+    x = (300 * torch.randn(3, 8, generator=torch.Generator().manual_seed(0))).half().requires_grad_()
+    exact = x.detach().float().requires_grad_()
+    for values in (x, exact):
+        with Attached(BackwardRules(freeze_norms=True)).scope():
+            found = F.layer_norm(values, (8,))
+        found[:, 0].float().sum().backward()
+    assert x.grad is not None
+    assert exact.grad is not None
+    assert_close(x.grad, exact.grad, dtype=torch.float16)
+    assert exact.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("method", ["relp", "gim"])
+def test_a_search_by_one_gradient_needs_a_metric(method: str):
+    """KL(model || circuit) is least in the full model, where its gradient is 0 by any rules."""
+    model = HookedTransformer.from_pretrained("demo")
+    with pytest.raises(ValueError, match=f"where '{method}' would take its gradient: give a metric"):
+        circuits.discover(model, "Mary and John left, Mary", "Mary and John left, John", method=method, n_edges=10)
