@@ -20,9 +20,10 @@ from hooked_lm.analysis.rankings.task_rankings import AGREEMENT, OF_TRUTH, UNTRA
 from hooked_lm.analysis.rankings.tasks import CircuitTask, HasCircuitTask
 from hooked_lm.analysis.rankings.truth import auroc, average_precision
 from hooked_lm.callers import warn_caller
+from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.study import SwapWarning
-from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.twins import twin_of
 from hooked_lm.progress import progress_bar
 from hooked_lm.results.scores import provenance
 
@@ -56,8 +57,8 @@ def leaderboard(
         methods: names: "exact" (`patch_edges`), the methods of `attribute_edges`, "random", and of the searches of `discover`
             those whose scores rank all edges; None: all but the searches, which take long. Or functions by name, of a model and
             pairs: they return measured effects, a Circuit with scores, or a tensor [writer, reader] of effects of ablation.
-        untrained: whether each method also ranks the edges of the model's untrained twin. Used for the model itself, such a
-            ranking should do no better than "random".
+        untrained: whether each method also ranks the edges of the model's untrained twin. Such a ranking, used for the model
+            itself, is the floor of its method: it knows which edges carry what differs between the prompts, and no more.
         replace_with: what edges outside a circuit carry, and what the effects of edges are measured by: "corrupted", "mean" or
             "zero", as for `Runner`. Or constants, from the pairs that methods see (methods measure effects by "mean" then):
             "constant", means over the corrupted prompts and positions (`circuits.mean_constants`; MIB's are of clean texts);
@@ -116,7 +117,6 @@ class _How:
     ) -> None:
         self.replace_with, self.selection = replace_with, selection
         self.shares, self.seed, self.max_memory = list(shares), seed, max_memory
-        self.twins: dict[int, Decoder] = {}  # by model
 
     def rankings(
         self,
@@ -132,7 +132,7 @@ class _How:
             done()
         if not twins:
             return found
-        twin = self.twins.setdefault(id(task.model), task.model.untrained(self.seed))
+        twin = decoder(twin_of(task.model, self.seed), "edges are those of")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* hardly differ")  # as an untrained model does no task
             warnings.simplefilter("ignore", SwapWarning)
