@@ -73,11 +73,12 @@ def test_a_latent_for_two_labels_does_not_tell_them_apart() -> None:
 
 
 def test_labels_that_nothing_tells_are_at_chance() -> None:
-    of = data()
-    shuffled = of._replace(of=of.of[:, torch.randperm(len(of.x), generator=torch.Generator().manual_seed(1))])
-    found = figures(made(torch.eye(D), torch.eye(D)), shuffled)
-    assert float((found["AUROC k=1"] - 0.5).abs().max()) < 0.2
-    assert float(found["TPP"].abs().max()) < 0.3
+    of, sae = data(), made(torch.eye(D), torch.eye(D))
+    orders = [torch.randperm(len(of.x), generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+    found = [figures(sae, of._replace(of=of.of[:, order])) for order in orders]
+    mean = torch.stack([each["AUROC k=1"] for each in found]).mean()
+    assert_near(mean, 0.5, 0.2, because="each of the 20 is of 80 prompts, and has a standard deviation of 0.075")
+    assert float(torch.stack([each["TPP"] for each in found]).mean().abs()) < 0.1
 
 
 def test_absorption_is_seen_where_another_latent_has_taken_over() -> None:
