@@ -212,7 +212,10 @@ class Training:
         inputs, scales_out = self.scales
         for place, sae in enumerate(self.parts):
             sae.scale_inputs_(inputs[place], *scales_out[place : place + sae.cfg.n_outputs])
-            sae.scale_features_(sae.W_dec.detach().norm(dim=1))
+            norms = sae.W_dec.detach().norm(dim=1)
+            sae.scale_features_(
+                norms.mean().expand_as(norms)
+            )  # one factor, so that the largest features stay the largest
         found = frozen(self.sae)
         losses = torch.tensor(self.losses)[:, None]
         about = {**self.about, **vars(self.settings), "dictionary": found.to_dict(), "of": "loss"}
