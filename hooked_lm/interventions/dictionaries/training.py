@@ -76,7 +76,7 @@ class TrainingConfig:
         return self.sparsity * min(1.0, step / max(1, self.steps // 10))
 
 
-class Training:
+class DictionaryTraining:
     """A dictionary, or transcoders of layers, in training, with all state that a checkpoint needs."""
 
     def __init__(self, stream: Stream, cfg: Config, settings: TrainingConfig) -> None:
