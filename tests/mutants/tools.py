@@ -65,7 +65,7 @@ TOOLS = mutants({
     ],
     "interventions/dictionaries/transcode.py": [
         ("features of a run that was interrupted stay", "interventions/dictionaries/test_transcoders.py::leaves_nothing_behind",
-         "for later in [other for other in now if other >= place]", "for later in []"),
+         "if any(other >= place for other in now):", "if False:"),
         ("the reconstruction takes its features from the layer alone",
          "interventions/dictionaries/test_transcoders.py::all_mlps_are_replaced_at_once",
          "return self.sae.output(target, features, x)",

@@ -14,6 +14,8 @@ from torch import Tensor
 
 import hooked_lm
 from hooked_lm import HookedTransformer
+from hooked_lm.analysis.reading.feature_runs import logit_effects
+from hooked_lm.analysis.reading.neurons import to_logits
 from hooked_lm.demo.corpus import training_text
 from hooked_lm.harvest import harvest
 from hooked_lm.interventions import Hooks
@@ -452,6 +454,13 @@ def test_features_of_all_layers_are_read_without_a_change(model: HookedTransform
         assert_close(features[site], made.encode(place, cache[site]))
 
 
+def test_the_logits_of_a_feature_are_those_of_all_it_writes(model: HookedTransformer) -> None:
+    sae = of_model("relu", across=True).parts[1]
+    found = logit_effects(model, sae, 7, "blocks.1.hook_mlp_out")
+    each = [to_logits(model, sae.directions(number)[7]) for number in range(3)]
+    assert_close(found, torch.stack(each).sum(0))
+
+
 @pytest.mark.parametrize("across", [True, False], ids=["across", "set"])
 def test_generation_with_a_cache(model: HookedTransformer, across: bool) -> None:
     splice = Transcode(sae=of_model("topk", across, skip=True), error="drop")
@@ -472,6 +481,11 @@ def test_an_interrupted_run_leaves_nothing_behind(model: HookedTransformer) -> N
         with pytest.raises(KeyboardInterrupt):
             model.run_with_hooks(TEXTS[0], fwd_hooks=[splice, ("blocks.2.hook_resid_mid", stops)])
         assert_close(model.run_with_hooks(TEXTS, fwd_hooks=[splice]), expected)
+        with pytest.raises(KeyboardInterrupt):
+            model.run_with_hooks(TEXTS[0], fwd_hooks=[splice, ("blocks.2.hook_resid_mid", stops)])
+        middle = model(TEXTS[0], stop_at_layer=1)
+        with pytest.raises(ValueError, match="computed before what it should be made of, 'blocks"):
+            model.run_with_hooks(middle, start_at_layer=1, fwd_hooks=[splice])
 
 
 def test_hooks_with_transcoders_are_files(model: HookedTransformer, tmp_path: Path) -> None:
