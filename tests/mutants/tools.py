@@ -76,6 +76,8 @@ TOOLS = mutants({
          "interventions/dictionaries/test_transcoders.py::resample_in_all_layers",
          "error = torch.cat(list(missing[place : place + sae.cfg.n_outputs]), dim=-1)",
          "error = torch.cat([missing[place]] * sae.cfg.n_outputs, dim=-1)"),
+        ("a new feature is as large as any error", "interventions/dictionaries/test_transcoders.py::do_not_raise_the_error",
+         ".clamp_max(error.shape[1] ** 0.5)", ""),
         ("the outputs of layers share a scale", "interventions/dictionaries/test_transcoders.py::learns_what_a_set_cannot",
          "*scales_out[place : place + sae.cfg.n_outputs])", "*[scales_out[place]] * sae.cfg.n_outputs)"),
     ],

@@ -40,8 +40,9 @@ class TrainingConfig:
             (Gao et al. 2024, arXiv:2406.04093). It affects only features with positive pre-activations that larger ones or a
             threshold suppress: those of TopK, BatchTopK and JumpReLU.
         resample_after: after so many vectors without an activation, a feature is resampled: it gets the reconstruction error of
-            a vector, drawn with probability proportional to its squared error (after Bricken et al. 2023). Only at the full
-            learning rate, not during warmup and decay. None: never.
+            a vector, drawn with probability proportional to its squared error (after Bricken et al. 2023), and is on it as large
+            as the error, but no larger than targets are on average. Only at the full learning rate, not during warmup and decay.
+            None: never.
         seed: of the initial weights and of the order of vectors.
     """
 

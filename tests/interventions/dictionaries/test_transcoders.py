@@ -299,7 +299,22 @@ def test_features_that_nothing_activates_resample_in_all_layers() -> None:
         sae = training.parts[place]
         row = int((error @ sae.W_dec[feature] / error.norm(dim=1)).argmax())
         assert_close(sae.W_dec[feature].detach(), error[row] / error[row].norm())
-        assert_close(sae.hidden(xs[place])[row, feature].detach(), error[row].norm())
+        size = error[row].norm().clamp(max=error.shape[1] ** 0.5)  # of a target at most
+        assert_close(sae.hidden(xs[place])[row, feature].detach(), size)
+
+
+def test_new_features_do_not_raise_the_error_by_which_the_next_are_larger() -> None:
+    """Large errors are those of the training so far: a feature that took its size from them would make them larger."""
+    stream, cfg = stream_of(rows=64), LayerTranscoders.Config(configs("relu"))
+    training = DictionaryTraining(stream, cfg, TrainingConfig(steps=9, vectors_per_step=64))
+    read, _ = stream.fill(0)
+    xs = [x * scale for x, scale in zip(read.unbind(1), training.scales[0], strict=True)]
+    sizes = []
+    for factor in (1e3, 1e6):
+        missing = [factor * torch.ones(64, 8) for _ in range(3)]
+        training._resample(torch.ones(3, 24, dtype=torch.bool), xs, missing, 1)
+        sizes.append(training.parts[1].hidden(xs[1]).abs().max().detach())
+    assert_close(*sizes)
 
 
 def test_streams_and_configs_that_do_not_go_together() -> None:
