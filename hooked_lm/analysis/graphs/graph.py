@@ -1,4 +1,4 @@
-"""An attribution graph: features or neurons at positions, what the dictionaries miss, tokens and targets, and exact edges between them."""
+"""An attribution graph: features or neurons at positions, errors, tokens and targets, and the exact edges between them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,6 @@ from hooked_lm.results.tabular import Tabular
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hooked_lm.viz.view import View
 else:
     pd = lazy_import("pandas", "viz")
 
