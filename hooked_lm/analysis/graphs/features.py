@@ -104,7 +104,7 @@ class FeatureSources(Sources):
                 found[:, start : start + self.frozen.n_pos] = (gradient * self._errors[site]).sum(-1)
         return found
 
-    def _of_place(self, rows: Rows) -> list[tuple[int, Tensor, Rows]]:
+    def _of_place(self, rows: Rows) -> list[tuple[int, Tensor, Tensor]]:
         """The rows of each layer: its place, which of the given rows they are, and their numbers within the layer."""
         found = []
         for place, own in enumerate(self._rows):

@@ -62,7 +62,7 @@ class AttributionGraph(Tabular):
     errors: Int[Tensor, "error 2"]
     tokens: Sequence[str]
     targets: Sequence[str]
-    adjacency: Float[Tensor, "target source"]
+    adjacency: Float[Tensor, "node node"]
     activations: Float[Tensor, " feature"]
     probabilities: Float[Tensor, " target"]
     totals: Float[Tensor, " node"]
