@@ -164,10 +164,6 @@ TOOLS = mutants({
         ("a placebo is what the feature writes", "analysis/graphs/test_graph_results.py::nearer_than_those_of_a_placebo",
          "directions.append((drawn / drawn.norm()).to(vector) * vector.norm())", "directions.append(vector)"),
     ],
-    "analysis/graphs/supernodes.py": [
-        ("clusters are of what features read alone", "analysis/graphs/test_graph_results.py::linked_alike",
-         "distances = 1 - _cosines(_links(graph))", "distances = _cosines(_links(graph))"),
-    ],
     "analysis/circuits/neuron_runs.py": [
         ("what flows through other MLPs is part of an edge",
          "analysis/circuits/test_neurons.py::edges_into_all_neurons_and_the_logits_are_the_whole_effect",

@@ -157,9 +157,8 @@ def _control(
     reads = targets_of(graph).targets
     logits = [int(token) for token in graph.target_ids if token >= 0]
     same: Any = logits if len(logits) == len(reads) else None
-    assert isinstance(twin, Decoder), "the twin of a decoder is one"
     other = attribution_graph(
-        twin,
+        decoder(twin, "an attribution graph needs"),
         tokens,
         transcoders,
         targets=same or [replace(target, offset=0.0) for target in reads],
