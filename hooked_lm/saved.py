@@ -14,6 +14,7 @@ __all__ = ["load"]
 LOADERS = {
     "Alignment": "hooked_lm.analysis.alignment.alignment:Alignment.load",
     "Attribution": "hooked_lm.analysis.attribution.attribution_result:Attribution.load",
+    "AttributionGraph": "hooked_lm.analysis.graphs.graph:AttributionGraph.load",
     "Cache": "hooked_lm.hooks.cache:Cache.load",
     "Chat": "hooked_lm.models.text.chat:Chat.load",
     "ChanceScores": "hooked_lm.analysis.reading.heads:ChanceScores.load",
@@ -28,6 +29,7 @@ LOADERS = {
     "Examples": "hooked_lm.interventions.top_examples:Examples.load",
     "FeatureReport": "hooked_lm.analysis.reading.feature_report:FeatureReport.load",
     "FeaturesTable": "hooked_lm.analysis.reading.features_table:FeaturesTable.load",
+    "GraphInterventions": "hooked_lm.analysis.graphs.agreement:GraphInterventions.load",
     "GradientReport": "hooked_lm.interventions.gradient_report:GradientReport.load",
     "ImageScores": "hooked_lm.analysis.reading.images:ImageScores.load",
     "Leaderboard": "hooked_lm.analysis.rankings.board:Leaderboard.load",

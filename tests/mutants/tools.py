@@ -2,6 +2,8 @@
 
 from tests.mutants.mutant import mutants
 
+GRAPHS = "analysis/graphs/test_attribution_graph.py"
+
 # fmt: off
 TOOLS = mutants({
     "analysis/thoughts/sentences.py": [
@@ -157,6 +159,59 @@ TOOLS = mutants({
         ("a head that finds nothing does not rest",
          "planted/test_blueprint.py::a_head_finds_what_matches_and_rests_at_the_start_otherwise",
          "w_q[self._place(ONE), n_keys] = rest * score", "w_q[self._place(ONE), n_keys] = 0"),
+    ],
+    "analysis/graphs/frozen.py": [
+        ("patterns are not constant", f"{GRAPHS}::edges_are_gradients_of_the_rules",
+         "hooks += [(site, _expanded(value)) for site, value in self.constants.items()]", "hooks += []"),
+        ("a skip connection is a constant", f"{GRAPHS}::sum_to_what_the_model_computes",
+         "return given + link(live)", "return given + link(live).detach()"),
+    ],
+    "analysis/graphs/features.py": [
+        ("features write to their own layer alone", f"{GRAPHS}::edges_are_gradients",
+         "decoder = self.transcoders.decoder(source, target)",
+         "decoder = self.transcoders.decoder(source, target) if source == target else None"),
+        ("a bias of a transcoder is an error too", f"{GRAPHS}::edges_are_gradients",
+         "written = torch.zeros_like(self.frozen.given[site][0]) + self._bias(site)",
+         "written = torch.zeros_like(self.frozen.given[site][0])"),
+        ("features at constant positions are nodes", f"{GRAPHS}::constant_positions_have_no_nodes",
+         "kept[: self.constant] = 0", "kept[:0] = 0"),
+    ],
+    "analysis/graphs/neurons.py": [
+        ("each factor of a gated neuron has the whole", f"{GRAPHS}::sums_of_neurons_and_of_features_across",
+         "(value / factor / n)", "(value / factor)"),
+        ("error nodes include the neurons that are kept", f"{GRAPHS}::sums_of_neurons_and_of_features_across",
+         "kept, alpha=-1)", "kept, alpha=0)"),
+    ],
+    "analysis/graphs/build.py": [
+        ("features are chosen by their influence on each other", f"{GRAPHS}::more_influence_than_chance",
+         "order = total[:n_features].argsort(descending=True, stable=True)",
+         "order = total[:n_features].argsort(stable=True)"),
+        ("neurons that are left out are lost", f"{GRAPHS}::neurons_that_are_left_out",
+         "outer.index_add_(1, places, inner[:, gone])", "outer.index_add_(1, places, 0 * inner[:, gone])"),
+    ],
+    "analysis/graphs/completeness.py": [
+        ("biases are those of a run with features", f"{GRAPHS}::sum_to_what_the_model_computes",
+         "frozen.run(torch.zeros_like(frozen.values[FIRST]), sources.biases())",
+         "frozen.run(frozen.values[FIRST], sources.biases())"),
+        ("wrong sums pass", f"{GRAPHS}::wrong_bias_or_edge",
+         "if not float(errors[worst]) <= allowed:", "if not float(errors.min()) <= allowed:"),
+    ],
+    "analysis/graphs/influence.py": [
+        ("influence is of direct edges alone", "analysis/graphs/test_graph_results.py::sum_over_paths",
+         "step = step @ shares", "step = torch.zeros_like(step)"),
+        ("nodes without edges out of them stay", "analysis/graphs/test_graph_results.py::pruned_graph_keeps_its_sums",
+         "kept[:inner] &= links[:, :inner].any(0)", "kept[:inner] &= True"),
+    ],
+    "analysis/graphs/agreement.py": [
+        ("predictions stop at the first features", f"{GRAPHS}::effects_over_all_paths",
+         "total = total + step", "total = changes.to(adjacency)"),
+    ],
+    "analysis/graphs/interventions.py": [
+        ("changes are of the frozen stream", "analysis/graphs/test_graph_results.py::measured_changes_are_those_of_hooks",
+         "every[FINAL] = model.stack.normalized(model, every[stream]).to(model.embed.W_E.dtype)",
+         "every[FINAL] = model.stack.normalized(model, base[stream]).to(model.embed.W_E.dtype)"),
+        ("a placebo is what the feature writes", "analysis/graphs/test_graph_results.py::nearer_than_those_of_a_placebo",
+         "directions.append((drawn / drawn.norm()).to(vector) * vector.norm())", "directions.append(vector)"),
     ],
     "analysis/circuits/neuron_runs.py": [
         ("what flows through other MLPs is part of an edge",
