@@ -14,6 +14,7 @@ __all__ = ["load"]
 LOADERS = {
     "Alignment": "hooked_lm.analysis.alignment.alignment:Alignment.load",
     "Attribution": "hooked_lm.analysis.attribution.attribution_result:Attribution.load",
+    "AttributionGraph": "hooked_lm.analysis.graphs.graph:AttributionGraph.load",
     "Cache": "hooked_lm.hooks.cache:Cache.load",
     "Chat": "hooked_lm.models.text.chat:Chat.load",
     "ChanceScores": "hooked_lm.analysis.reading.heads:ChanceScores.load",

@@ -1,0 +1,250 @@
+"""An attribution graph: features or neurons at positions, what the dictionaries miss, tokens and targets, and exact edges between them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hooked_lm.analysis.graphs import influence
+from hooked_lm.extras import lazy_import
+from hooked_lm.results import stored
+from hooked_lm.results.tabular import Tabular
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hooked_lm.viz.view import View
+else:
+    pd = lazy_import("pandas", "viz")
+
+FORMAT = "hooked_lm.AttributionGraph"
+FEATURE, ERROR, TOKEN, TARGET = "feature", "error", "token", "target"  # kinds of nodes, in their order
+SHOWN = 60  # edges of a figure
+TENSORS = (
+    "features", "errors", "token_ids", "target_ids", "adjacency", "activations", "probabilities", "totals", "biases", "others",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttributionGraph(Tabular):
+    """Nodes of one prompt and the edges between them, which are exact while attention patterns and scales of norms are constant.
+
+    Nodes are in this order: features, errors, tokens, targets. An edge is what a source adds to its target: the activation of the
+    source, times the inner product of what it writes and what the target reads. So the edges into a node, `biases` and `others`
+    sum to `totals`.
+
+    Args:
+        features: [feature, 3], the layer, position and index of each feature, or neuron, in this order.
+        errors: [error, 2], the layer and position of each error node: the output of an MLP that no feature of the graph explains.
+        tokens: the tokens of the prompt as strings, one node for each; with the position embeddings.
+        targets: the names of the targets, as "logit ' Mary'".
+        adjacency: [target, source], the edges; rows of errors and tokens are 0.
+        activations: [feature], the activations of the features.
+        probabilities: [target], the weight of each target, such as the probability of its token.
+        totals: [node], what edges, biases and others sum to: the pre-activation of a feature, the activation of a neuron, the
+            value of a target; 0 for errors and tokens.
+        biases: [node], what flows into each node from all biases of the model and of its dictionaries.
+        others: [node], what flows into it from sources and along edges that are left out.
+        token_ids, target_ids: [pos] and [target], token ids; -1 for a target that is no token.
+        unit: "feature", or "neuron" in a graph without dictionaries.
+        completeness: the largest errors of the sums and of finite differences, relative to the largest total.
+        supernodes: names of groups of nodes, each with its node numbers.
+        about: the origin: the model, versions, settings.
+
+    Raises ValueError for shapes that do not fit and for supernodes with unknown nodes.
+    """
+
+    features: Int[Tensor, "feature 3"]
+    errors: Int[Tensor, "error 2"]
+    tokens: Sequence[str]
+    targets: Sequence[str]
+    adjacency: Float[Tensor, "target source"]
+    activations: Float[Tensor, " feature"]
+    probabilities: Float[Tensor, " target"]
+    totals: Float[Tensor, " node"]
+    biases: Float[Tensor, " node"]
+    others: Float[Tensor, " node"]
+    token_ids: Int[Tensor, " pos"]
+    target_ids: Int[Tensor, " target"]
+    unit: str = "feature"
+    completeness: Mapping[str, float] = field(default_factory=dict)
+    supernodes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n, n_features, n_targets = self.n_nodes, len(self.features), len(self.targets)
+        shapes = {
+            "features": (n_features, 3), "errors": (len(self.errors), 2), "adjacency": (n, n), "totals": (n,), "biases": (n,),
+            "others": (n,), "activations": (n_features,), "probabilities": (n_targets,), "token_ids": (len(self.tokens),),
+            "target_ids": (n_targets,),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            if (found := tuple(getattr(self, name).shape)) != shape:
+                raise ValueError(f"{name} of a graph with {n} nodes must be {list(shape)}, got {list(found)}")
+        for name, nodes in self.supernodes.items():
+            if wrong := [node for node in nodes if not 0 <= node < n]:
+                raise ValueError(f"supernode {name!r} has node {wrong[0]}, and the graph has nodes 0 to {n - 1}")
+
+    # ---- nodes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def n_nodes(self) -> int:
+        return len(self.features) + len(self.errors) + len(self.tokens) + len(self.targets)
+
+    @property
+    def n_edges(self) -> int:
+        """The number of edges that are not 0."""
+        return int(self.adjacency.count_nonzero())
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """The kind of each node: "feature", "error", "token" or "target"."""
+        sizes = {FEATURE: self.features, ERROR: self.errors, TOKEN: self.tokens, TARGET: self.targets}
+        return [kind for kind, nodes in sizes.items() for _ in range(len(nodes))]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of each node: "L2F17@5" is feature 17 of layer 2 at position 5 ("L2N17@5" a neuron), "L2E@5" an error."""
+        letter = self.unit[0].upper()
+        features = [f"L{layer}{letter}{index}@{position}" for layer, position, index in self.features.tolist()]
+        errors = [f"L{layer}E@{position}" for layer, position in self.errors.tolist()]
+        tokens = [f"{token}@{position}" for position, token in enumerate(self.tokens)]
+        return [*features, *errors, *tokens, *self.targets]
+
+    def slice_of(self, kind: str) -> slice:
+        """The nodes of a kind."""
+        start = self.kinds.index(kind) if kind in self.kinds else 0
+        return slice(start, start + self.kinds.count(kind))
+
+    def node(self, name: str | int) -> int:
+        """The number of a node, by its name or number. Raises ValueError for a node that there is not."""
+        if isinstance(name, int) and -self.n_nodes <= name < self.n_nodes:
+            return name % self.n_nodes
+        if name not in self.names:
+            raise ValueError(f"the graph has no node {name!r}; its nodes are in .nodes(), as {self.names[0]!r}")
+        return self.names.index(str(name))
+
+    @cached_property
+    def weights(self) -> Float[Tensor, " node"]:
+        """The weight of each node as a target: the probabilities, and 0 for the others."""
+        inner = torch.zeros(self.n_nodes - len(self.targets))
+        return torch.cat([inner, self.probabilities.to(inner)])
+
+    @cached_property
+    def influence(self) -> Float[Tensor, " node"]:
+        """The influence of each node on the targets, over paths of every length."""
+        return influence.influence(influence.normalized(self.adjacency), self.weights)
+
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """The scores `replacement` and `completeness` (see `influence.scores`), between 0 and 1."""
+        sizes = len(self.features), len(self.errors), len(self.tokens)
+        return influence.scores(self.adjacency, self.weights, *sizes)
+
+    # ---- parts of the graph ------------------------------------------------------------------------------------------
+
+    def pruned(self, nodes: float = 0.8, edges: float = 0.98) -> "AttributionGraph":
+        """The graph of the nodes and edges with the largest influence: that share of the influence of nodes, and of edges.
+
+        Tokens and targets are kept. `others` then includes what flowed along edges that are left out, so sums stay exact. Raises
+        ValueError for shares outside of 0 to 1.
+        """
+        for name, share in (("nodes", nodes), ("edges", edges)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} must be a share between 0 and 1, got {share}")
+        n_ends = len(self.tokens) + len(self.targets)
+        kept, links = influence.pruned(self.adjacency, self.weights, len(self.features), n_ends, nodes, edges)
+        return self._part(kept, self.adjacency * links, {"nodes": nodes, "edges": edges})
+
+    def _part(self, kept: Tensor, adjacency: Tensor, settings: Mapping[str, float]) -> "AttributionGraph":
+        """The graph of some nodes, with these edges."""
+        inside = adjacency[kept][:, kept]
+        left_out = self.adjacency[kept].sum(1) - inside.sum(1)
+        new = {int(node): place for place, node in enumerate(kept.nonzero()[:, 0])}
+        n_features, n_errors = len(self.features), len(self.errors)
+        is_feature, is_error = kept[:n_features], kept[n_features : n_features + n_errors]
+        return replace(
+            self,
+            features=self.features[is_feature],
+            errors=self.errors[is_error],
+            adjacency=inside,
+            activations=self.activations[is_feature],
+            totals=self.totals[kept],
+            biases=self.biases[kept],
+            others=self.others[kept] + left_out,
+            supernodes={name: [new[node] for node in nodes if node in new] for name, nodes in self.supernodes.items()},
+            about={**self.about, "pruned": {**settings, "of_nodes": self.n_nodes, "of_edges": self.n_edges}},
+        )
+
+    # ---- tables and figures ------------------------------------------------------------------------------------------
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """A row for each edge that is not 0, by descending size: `source`, `target`, `weight`."""
+        rows, columns = self.adjacency.nonzero(as_tuple=True)
+        weights = self.adjacency[rows, columns]
+        order = weights.abs().argsort(descending=True, stable=True)
+        ends = {
+            name: [self.names[node] for node in nodes[order].tolist()]
+            for name, nodes in (("source", columns), ("target", rows))
+        }
+        return pd.DataFrame({**ends, "weight": weights[order].numpy()})
+
+    def nodes(self) -> "pd.DataFrame":
+        """A row for each node, in the order of the graph: `name`, `kind`, `layer`, `position`, `token`, `index`, `activation`,
+        `influence`, `total`, `bias`, `others`, `supernode`."""
+        nowhere = [None] * len(self.targets)
+        places = [*self.features[:, :2].tolist(), *self.errors.tolist()]
+        layers = [*(layer for layer, _ in places), *[None] * len(self.tokens), *nowhere]
+        positions = [*(position for _, position in places), *range(len(self.tokens)), *nowhere]
+        rest = [None] * (self.n_nodes - len(self.features))
+        of = {node: name for name, nodes in self.supernodes.items() for node in nodes}
+        return pd.DataFrame(
+            {
+                "name": self.names,
+                "kind": self.kinds,
+                "layer": pd.array(layers, dtype="Int64"),
+                "position": pd.array(positions, dtype="Int64"),
+                "token": [None if place is None else self.tokens[place] for place in positions],
+                "index": pd.array([*self.features[:, 2].tolist(), *rest], dtype="Int64"),
+                "activation": [*self.activations.tolist(), *rest],
+                "influence": self.influence.numpy(),
+                "total": self.totals.numpy(),
+                "bias": self.biases.numpy(),
+                "others": self.others.numpy(),
+                "supernode": [of.get(node) for node in range(self.n_nodes)],
+            }
+        )
+
+    def top(self, n: int = 10) -> "pd.DataFrame":
+        """The `n` nodes with the largest influence, of features, errors and tokens, as rows of `nodes()`."""
+        table = self.nodes()
+        return table[table["kind"] != TARGET].nlargest(n, "influence").reset_index(drop=True)
+
+    # ---- files -------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write everything to one safetensors file, atomically; `load` restores it exactly."""
+        header = {
+            "tokens": list(self.tokens), "targets": list(self.targets), "unit": self.unit, "about": self.about,
+            "completeness": dict(self.completeness), "supernodes": {k: list(v) for k, v in self.supernodes.items()},
+        }  # fmt: skip
+        stored.write(path, FORMAT, {name: getattr(self, name) for name in TENSORS}, header)
+
+    @classmethod
+    @stored.names_the_file
+    def load(cls, path: str | Path) -> "AttributionGraph":
+        """Read what `save` wrote. Raises ValueError for any other file."""
+        tensors, header = stored.read(path, FORMAT)
+        return cls(**tensors, **header)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.features):,} {self.unit}s, {len(self.errors)} errors, {self.n_edges:,} edges"
+        sums = self.completeness.get("sums")
+        exact = "" if sums is None else f"; sums exact to {sums:.0e}"
+        found = ", ".join(f"{name} {value:.2f}" for name, value in self.scores.items())
+        return f"AttributionGraph({sizes}{exact}; {found})"
