@@ -12,6 +12,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
 from hooked_lm.analysis.evaluation import evaluate
+from hooked_lm.analysis.graphs.qk import QKAttribution, qk_attribution
 from hooked_lm.analysis.probes import Probes, RegressionProbes, train_probe
 from hooked_lm.analysis.rankings import CircuitTask, Leaderboard, TaskRankings, leaderboard
 from hooked_lm.analysis.reading.composition import head_composition
@@ -48,6 +49,7 @@ __all__ = [
     "MaxActivating",
     "Patchscope",
     "Probes",
+    "QKAttribution",
     "RegressionProbes",
     "SVDInterpreter",
     "Saliency",
@@ -80,6 +82,7 @@ __all__ = [
     "on_image",
     "patch_edges",
     "patchscope",
+    "qk_attribution",
     "rankings",
     "repeated_random_tokens",
     "saliency",

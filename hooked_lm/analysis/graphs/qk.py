@@ -1,6 +1,6 @@
 """QK attribution: which pairs of sources, one at the query and one at a key, an attention score is the sum of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +72,9 @@ class QKAttribution(Scores):
         assert self.scores is not None
         about = {**self.about, "of": f"{self.about['of']}, minus the mean over keys"}
         of_scores = self.scores - self.scores.nanmean(-2, keepdim=True)
-        return replace(self, values=self.values - self.values.nanmean(axis, keepdim=True), scores=of_scores, about=about)
+        return replace(
+            self, values=self.values - self.values.nanmean(axis, keepdim=True), scores=of_scores, about=about
+        )
 
     def plot(self, title: str = "", show_values: bool = False, position: Label | None = None) -> "go.Figure":
         """A heat map of the pairs of sources at one key: `position`, by default the key with the largest score."""
@@ -146,7 +148,9 @@ def qk_attribution(
     found = run.found(isinstance(heads, str))
     if (twin := untrained_twin(model, control)) is None:
         return found
-    of_twin = _Run(decoder(twin, "QK attribution needs"), rows, layer, which, run.query, by).found(isinstance(heads, str))
+    of_twin = _Run(decoder(twin, "QK attribution needs"), rows, layer, which, run.query, by).found(
+        isinstance(heads, str)
+    )
     own, other = (float(each.between_keys().mean.abs().nan_to_num().max()) for each in (found, of_twin))
     beside = Control.compared(UNTRAINED, "largest term that differs between keys", own, other, "training")
     return replace(found, about={**found.about, **beside.about()})
@@ -192,7 +196,9 @@ class _Run:
         keys = seen.any(0).any(-1).nonzero().flatten().tolist()
         of_run = of_run.masked_fill(~seen, torch.nan)[:, keys]
         queries, of_keys = self.read("q", [self.query]), self.read("k", keys)
-        terms = torch.einsum("abhd,cbkhd->hackb", torch.stack([*queries.values()])[:, :, 0], torch.stack([*of_keys.values()]))
+        terms = torch.einsum(
+            "abhd,cbkhd->hackb", torch.stack([*queries.values()])[:, :, 0], torch.stack([*of_keys.values()])
+        )
         terms, note = self.capped(terms * self.attn.scale)
         axes: dict[str, Sequence[Label]] = {QUERY: list(queries), KEY: list(of_keys)}
         if (bias := self.position_bias(keys)) is not None:
@@ -205,7 +211,12 @@ class _Run:
         axes[POSITION] = [labels[key] for key in keys]
         names = [head_label(self.layer, head) for head in self.heads]
         about = provenance(
-            self.model, of="attention score", heads=names, query=str(labels[self.query]), by=self.by, completeness=completeness
+            self.model,
+            of="attention score",
+            heads=names,
+            query=str(labels[self.query]),
+            by=self.by,
+            completeness=completeness,
         )
         about |= {} if note is None else {"soft_cap": note}
         if is_one:
@@ -227,7 +238,10 @@ class _Run:
             return terms, None
         raw = terms.sum((1, 2), keepdim=True)
         ratio = torch.where(raw == 0, 1.0, cap * (raw / cap).tanh() / raw)
-        return terms * ratio, f"terms are times the ratio of the soft cap of {cap:g}, {ratio.min():.3g} to {ratio.max():.3g}"
+        return (
+            terms * ratio,
+            f"terms are times the ratio of the soft cap of {cap:g}, {ratio.min():.3g} to {ratio.max():.3g}",
+        )
 
     def position_bias(self, keys: list[int]) -> Float[Tensor, "head pos #prompt"] | None:
         """The bias of positions that is added to the scores; None if there is none, or it only masks."""
@@ -245,11 +259,11 @@ class _Run:
         spread = float(terms.square().sum((1, 2)).sqrt().nan_to_num().max())
         eps = torch.finfo(self.cache[self.at].dtype).eps
         if not float(difference.max()) <= max(TOLERANCE, 32 * eps) * max(size, spread):
-            raise refusal(
-                self.layer,
-                self.attn,
-                f"has scores up to {size:.3g} from which the sum of the terms differs by {float(difference.max()):.2g}",
-            )
+            why = "does something that is not linear"
+            if getattr(self.attn.cfg, "clip", None) is not None:
+                why = f"clips its queries and keys at {self.attn.cfg.clip:g}"
+            found = f"{why}: the sum of the terms differs from scores up to {size:.3g} by {float(difference.max()):.2g}"
+            raise refusal(self.layer, self.attn, found)
         return float(difference.max()) / size
 
 
@@ -259,5 +273,3 @@ def _check_scores(attn: Any, layer: int) -> None:
         raise refusal(layer, attn, "is not known here")
     if type(attn).scored not in (AbstractAttention.scored, ScaledQueries.scored):
         raise refusal(layer, attn, "adds something to its scores that depends on the stream")
-
-

@@ -14,7 +14,7 @@ from hooked_lm.components.attention.multihead import AbstractAttention, Attentio
 from hooked_lm.components.attention.position_scale import ScaledQueries
 from hooked_lm.components.blocks.wiring import sublayer_of
 from hooked_lm.components.context import Context
-from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.layer_norm import JointLayerNorm, LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, upcast
 from hooked_lm.components.norms.scales import ChannelScale
 from hooked_lm.hooks import Slice
@@ -22,6 +22,9 @@ from hooked_lm.models.decoder import Decoder
 
 Sources = Float[Tensor, "source batch pos *features"]
 Heads = Float[Tensor, "source batch pos head d_head"]
+
+
+DIVIDING = (RMSNorm.forward, LayerNorm.forward, JointLayerNorm.forward)  # of norms that are linear for a fixed scale
 
 
 class Affine(NamedTuple):
@@ -86,8 +89,13 @@ class Side:
         by something else than a scale at its site."""
         if isinstance(norm, nn.Identity):
             return []
-        if not isinstance(norm, (LayerNorm, RMSNorm, ChannelScale)):
-            raise refusal(self.layer, self.attn, f"has a {type(norm).__name__} at {name}, which has no scale to hold fixed")
+        is_known = isinstance(norm, ChannelScale) or type(norm).forward in DIVIDING
+        if not is_known or not isinstance(norm, (LayerNorm, RMSNorm, ChannelScale)):
+            raise refusal(
+                self.layer,
+                self.attn,
+                f"is read through a {type(norm).__name__} ({name}), which does more than divide by a scale",
+            )
         is_scale = isinstance(norm, ChannelScale)
         scale = None if is_scale else self.positions.apply(self.cache[f"{self.path}.{name}.hook_scale"], axis)
         gain = norm.gain()
@@ -106,7 +114,9 @@ class Side:
         cos, sin = (self.context.query_angles if self.name == "q" else self.context.key_angles)(rotary)
         return self.positions.apply(cos, 1), self.positions.apply(sin, 1)
 
-    def run(self, sources: Mapping[str, Float[Tensor, "batch pos d_model"]]) -> dict[str, Float[Tensor, "batch pos head d_head"]]:
+    def run(
+        self, sources: Mapping[str, Float[Tensor, "batch pos d_model"]]
+    ) -> dict[str, Float[Tensor, "batch pos head d_head"]]:
         """What each source, and each constant on the way, is in the queries or keys; their sum is all of them."""
         labels, values = list(sources), torch.stack([upcast(source) for source in sources.values()])
         for step in self.steps():

@@ -32,9 +32,7 @@ def sites_written(model: Decoder, of: Terms, by: str) -> list[str]:
     return [site for site in sites if site in known]
 
 
-def sources(
-    model: Decoder, cache: Mapping[Any, Tensor], of: Terms, by: str, positions: Slice
-) -> dict[str, Vectors]:
+def sources(model: Decoder, cache: Mapping[Any, Tensor], of: Terms, by: str, positions: Slice) -> dict[str, Vectors]:
     """Label -> what a source adds to the stream at some positions; they sum to the stream."""
     found = decompose.entering(model, cache, of, positions)
     for term in of.terms:
