@@ -251,7 +251,7 @@ def neuron_circuit(
     (torch.Size([21, 22, 1]), True)
     """
     model = decoder(model, "neurons at positions are those of")
-    rules, sites = BackwardRules.of(backward), _sites(model)
+    rules, sites = BackwardRules.of(backward), neuron_sites(model)
     if isinstance(n_neurons, bool) or not isinstance(n_neurons, int) or n_neurons < 1:
         raise ValueError(f"n_neurons must be a whole number from 1 on, got {n_neurons!r}")
     if n_random < 0:
@@ -294,7 +294,7 @@ def neuron_circuit(
     return NeuronCircuit(chosen, flows.effects_of(chosen), edges, kept, tokens, about)
 
 
-def _sites(model: Decoder) -> dict[int, tuple[str, Activated]]:
+def neuron_sites(model: Decoder) -> dict[int, tuple[str, Activated]]:
     """The site of the neurons of each layer that has some, with their MLP."""
     found: dict[int, tuple[str, Activated]] = {}
     for layer, block in enumerate(model.blocks):

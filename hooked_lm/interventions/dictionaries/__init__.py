@@ -18,6 +18,7 @@ from hooked_lm.interventions.dictionaries.scores import DictionaryEvaluation, Di
 from hooked_lm.interventions.dictionaries.stream import ActivationBatches, Activations
 from hooked_lm.interventions.dictionaries.synthetic import SyntheticFeatures, SyntheticSample, synthetic_features
 from hooked_lm.interventions.dictionaries.train import TrainedDictionary, TrainingConfig, train_dictionary, train_on
+from hooked_lm.interventions.dictionaries.transcoder_set import CrossLayerTranscoder, LayerTranscoders, TranscoderSet
 from hooked_lm.keywords import answer_keywords
 from hooked_lm.renamed import former_names
 
@@ -26,12 +27,14 @@ __all__ = [
     "ActivationBatches",
     "Activations",
     "BatchTopK",
+    "CrossLayerTranscoder",
     "Dictionary",
     "DictionaryEvaluation",
     "DictionaryScores",
     "Features",
     "Gated",
     "JumpReLU",
+    "LayerTranscoders",
     "Normalized",
     "SyntheticFeatures",
     "SyntheticSample",
@@ -40,6 +43,7 @@ __all__ = [
     "TrainingConfig",
     "Transcode",
     "Transcoder",
+    "TranscoderSet",
     "evaluate_dictionary",
     "evaluate_labels",
     "evaluate_recovery",

@@ -69,16 +69,13 @@ class BatchTopK(TopK):
         values, places = positive.flatten().topk(n_kept, sorted=False)
         return torch.zeros_like(positive).flatten().scatter(0, places, values).view_as(positive)
 
-    def objective(
-        self, x: Float[Tensor, "row d_in"], target: Float[Tensor, "row d_out"], sparsity: float
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "row d_sae"], Float[Tensor, "row d_sae"]]:
-        loss, hidden, features = super().objective(x, target, sparsity)
-        active = features.detach()[features.detach() > 0]
+    def observe(self, features: Float[Tensor, "row d_sae"]) -> None:
+        """Moves the thresholds towards the smallest active feature of a training step."""
+        active = features[features > 0]
         if self.training and len(active):
             smallest, known = active.min(), self.threshold >= 0
             moved = self.threshold_decay * self.threshold + (1 - self.threshold_decay) * smallest
             self.threshold.copy_(torch.where(known, moved, smallest))
-        return loss, hidden, features
 
     def scale_features_(self, factors: PerFeature) -> "SAE":
         super().scale_features_(factors)

@@ -402,10 +402,8 @@ def decoded(sae: Coder, features: Tensor, x: Tensor) -> Tensor:
 
     A third-party object may keep state in `encode` that one `decode` consumes, so `encode(x)` is called first.
     """
-    if isinstance(sae, Normalized):
+    if isinstance(sae, (SAE, Normalized)):
         return sae.decode(features, of=x)
-    if isinstance(sae, SAE):
-        return sae.decode(features)
     with _foreign:
         sae.encode(x)
         return sae.decode(features)

@@ -1,7 +1,7 @@
 """Sparse dictionaries: encode vectors as sparse features, and decode them. Autoencoders use one site, transcoders two.
 
 All of them compute `features = activation((x - b_dec) W_enc + b_enc)` and `x ~ features W_dec + b_dec`; the classes differ in
-the activation and the training objective.
+the activation and the training objective. A transcoder may add a linear skip connection, `x W_skip`.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.results import stored
 
 FORMAT = "hooked_lm.dictionary"
+USUAL = {"skip_connection": False, "n_outputs": 1}  # settings that are not mentioned at these values
 Kind = TypeVar("Kind", bound="SAE")
 Module = TypeVar("Module", bound=nn.Module)
 Inputs = Float[Tensor, "*batch d_in"]
@@ -45,6 +46,10 @@ class SAE(NotebookRepr, nn.Module):
 
         `subtract_b_dec`: whether `b_dec` is subtracted from the input (most autoencoders, no transcoders). `d_out`: the width
         of the output, None for that of the input. `hook_point`, `hook_point_out`: the sites of input and output, if known.
+        `skip_connection`: whether a transcoder of any kind adds a linear map of its input to its output (Paulo et al. 2025,
+        arXiv:2501.18823); an autoencoder would copy its input through it, so there it is refused. `n_outputs`: the number of
+        sites to which the features write, each of width `d_out`, whose directions are side by side in `W_dec`; more than one
+        only in a `CrossLayerTranscoder`.
         """
 
         d_in: int
@@ -53,9 +58,11 @@ class SAE(NotebookRepr, nn.Module):
         d_out: int | None = None
         hook_point: str | None = None
         hook_point_out: str | None = None
+        skip_connection: bool = False
+        n_outputs: int = 1
 
         def __post_init__(self) -> None:
-            for name in ("d_in", "d_sae", "d_out", "k"):
+            for name in ("d_in", "d_sae", "d_out", "k", "n_outputs"):
                 size = getattr(self, name, None)
                 if size is not None and (not isinstance(size, int) or isinstance(size, bool)):
                     raise ValueError(f"{name} must be a whole number, got {size!r}")
@@ -67,6 +74,11 @@ class SAE(NotebookRepr, nn.Module):
                 raise ValueError(
                     f"b_dec has the width of the output, {self.width_out}, and cannot be taken from inputs of width {self.d_in}: "
                     "give subtract_b_dec=False"
+                )
+            if self.skip_connection and (self.subtract_b_dec or self.hook_point_out == (self.hook_point or "")):
+                raise ValueError(
+                    "skip_connection is for transcoders: an autoencoder would copy its input; a transcoder has another "
+                    "site as hook_point_out, and subtract_b_dec=False"
                 )
 
         @property
@@ -88,15 +100,16 @@ class SAE(NotebookRepr, nn.Module):
         super().__init__()
         self.cfg = cfg
         generator = torch.Generator().manual_seed(seed)
-        directions = torch.randn(cfg.d_sae, cfg.width_out, generator=generator)
+        directions = torch.randn(cfg.d_sae, cfg.n_outputs * cfg.width_out, generator=generator)
         directions = directions / directions.norm(dim=1, keepdim=True)
         self.W_dec = nn.Parameter(directions)
-        if cfg.width_out == cfg.d_in:
+        if directions.shape[1] == cfg.d_in:
             self.W_enc = nn.Parameter(directions.T.clone(memory_format=torch.contiguous_format))
         else:
             readers = torch.randn(cfg.d_in, cfg.d_sae, generator=generator)
             self.W_enc = nn.Parameter(readers / readers.norm(dim=0))
         self.b_dec = nn.Parameter(torch.zeros(cfg.width_out))
+        self.W_skip = nn.Parameter(torch.zeros(cfg.d_in, cfg.width_out)) if cfg.skip_connection else None
         self._more_weights()
 
     def _more_weights(self) -> None:
@@ -108,13 +121,29 @@ class SAE(NotebookRepr, nn.Module):
         """The features of vectors: nonnegative and sparse."""
         return self.activate(self.hidden(x))
 
-    def decode(self, features: FeatureValues) -> Outputs:
-        """The reconstructed vectors."""
-        return features @ self.W_dec + self.b_dec
+    def decode(self, features: FeatureValues, of: Inputs | None = None) -> Outputs:
+        """The reconstructed vectors. A skip connection needs the vectors `of` which the features are, else ValueError."""
+        return self.read_out(features @ self.directions(), of)
+
+    def read_out(self, made: Outputs, of: Inputs | None = None) -> Outputs:
+        """What features write to the output site, with the bias and the skip connection of the vectors `of`."""
+        if self.W_skip is None:
+            return made + self.b_dec
+        if of is None:
+            raise ValueError(
+                "a transcoder with a skip connection decodes features together with the vectors that they are of: give "
+                "decode(features, of=x)"
+            )
+        return made + self.b_dec + of @ self.W_skip
+
+    def directions(self, output: int = 0) -> Float[Tensor, "d_sae d_out"]:
+        """What each feature writes to one of the output sites, a view of `W_dec`; a dictionary has one such site, number 0."""
+        width = self.cfg.width_out
+        return self.W_dec if self.cfg.n_outputs == 1 else self.W_dec[:, output * width : (output + 1) * width]
 
     def forward(self, x: Inputs) -> Outputs:
         """The reconstruction."""
-        return self.decode(self.encode(x))
+        return self.decode(self.encode(x), x)
 
     def hidden(self, x: Inputs) -> FeatureValues:
         """The pre-activations."""
@@ -135,8 +164,12 @@ class SAE(NotebookRepr, nn.Module):
         """The training loss (squared error plus `sparsity` times the penalty), with pre-activations and features."""
         hidden = self.hidden(x)
         features = self.activate(hidden)
-        error = (target - self.decode(features)).pow(2).sum(-1).mean()
+        error = (target - self.decode(features, x)).pow(2).sum(-1).mean()
+        self.observe(features.detach())
         return error + sparsity * self.penalty(hidden, features), hidden, features
+
+    def observe(self, features: Float[Tensor, "row d_sae"]) -> None:
+        """Takes note of the features of a training step: nothing here."""
 
     def penalty(self, hidden: Float[Tensor, "row d_sae"], features: Float[Tensor, "row d_sae"]) -> Float[Tensor, ""]:
         """The sparsity penalty: here the L1 norm of the features, weighted by the norms of their directions."""
@@ -179,6 +212,8 @@ class SAE(NotebookRepr, nn.Module):
         self.W_enc.mul_(inputs)
         self.W_dec.div_(outputs)
         self.b_dec.div_(outputs)
+        if self.W_skip is not None:
+            self.W_skip.mul_(inputs / outputs)
         return self
 
     # ---- description -------------------------------------------------------------------------------------------------
@@ -199,17 +234,21 @@ class SAE(NotebookRepr, nn.Module):
 
     def to_dict(self) -> dict[str, Any]:
         """The kind and sizes, from which `build` makes a dictionary of the same structure."""
-        return {"kind": self.kind, **asdict(self.cfg)}
+        return {"kind": self.kind, **self._settings()}
+
+    def _settings(self) -> dict[str, Any]:
+        """The sizes and sites; without settings that few dictionaries have, where they are as in all others."""
+        return {name: value for name, value in asdict(self.cfg).items() if USUAL.get(name, ...) != value}
 
     def repr_table(self) -> Table:
         """The sizes and sites, and the shapes of the weights."""
-        config = [(name, value) for name, value in asdict(self.cfg).items() if value is not None]
+        config = [(name, value) for name, value in self._settings().items() if value is not None]
         return Table(
             ("", "value"), [*config, *((name, f"{[*w.shape]} {w.dtype}") for name, w in self.state_dict().items())]
         )
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in asdict(self.cfg).items() if value is not None)
+        return ", ".join(f"{name}={value!r}" for name, value in self._settings().items() if value is not None)
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -282,6 +321,8 @@ def filled(described: object, tensors: Mapping[str, Tensor], where: str) -> SAE:
         raise ValueError(f"{where} does not describe a dictionary: {repr(described)[:80]}")
     for name, axes in sizes.items():
         expected = [described.get(axis) or described.get("d_in") for axis in axes]
+        if name == "W_dec" and isinstance(n_outputs := described.get("n_outputs", 1), int):
+            expected[1] = n_outputs * expected[1] if isinstance(expected[1], int) else expected[1]
         found = list(tensors[name].shape) if name in tensors else "missing"
         if found != expected:
             raise ValueError(f"{where}: {name} is {found}, expected {expected} ({', '.join(axes)})")
