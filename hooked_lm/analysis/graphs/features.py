@@ -1,6 +1,7 @@
 """Features of transcoders as the nodes of a graph: what they write takes the place of the outputs of MLPs, errors added."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,9 +29,7 @@ class FeatureSources(Sources):
         self.transcoders, self.constant = transcoders, constant
         [self.read_sites, self.write_sites] = ([model.names(site)[0] for site in sites] for sites in
                                                (transcoders.sites, transcoders.sites_out))  # fmt: skip
-        links: dict[str, Link | None] = {
-            site: self._link(place) for place, site in enumerate(self.write_sites)
-        }
+        links: dict[str, Link | None] = {site: self._link(place) for place, site in enumerate(self.write_sites)}
         layers = dict(zip(self.write_sites, transcoders.layers, strict=True))
         for layer, block in enumerate(model.blocks):
             if layer not in transcoders.layers and has_part(block, "mlp"):
@@ -63,7 +62,7 @@ class FeatureSources(Sources):
         self.features, self._active = torch.cat(found), found
         self.activations, self.totals = torch.cat(activations).cpu(), torch.cat(totals).cpu()
         ends = torch.tensor([0, *map(len, found)]).cumsum(0).tolist()
-        self._rows = [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
+        self._rows = [slice(start, stop) for start, stop in pairwise(ends)]
         self._groups = [by_position(of) for of in found]
         self._vectors: dict[tuple[int, int], Float[Tensor, "feature width"]] = {}
         for source in range(len(found)):
@@ -105,7 +104,7 @@ class FeatureSources(Sources):
                 found[:, start : start + self.frozen.n_pos] = (gradient * self._errors[site]).sum(-1)
         return found
 
-    def _of_place(self, rows: Rows) -> list[tuple[int, Tensor, Rows]]:
+    def _of_place(self, rows: Rows) -> list[tuple[int, Tensor, Tensor]]:
         """The rows of each layer: its place, which of the given rows they are, and their numbers within the layer."""
         found = []
         for place, own in enumerate(self._rows):

@@ -123,18 +123,22 @@ def check_structure(model: Decoder, cut: Mapping[str, Any]) -> None:
     `cut` are the sites whose values do not depend on what comes before: the parts that write there may be anything.
     """
     if not runs_as_written(model):
-        raise ValueError(f"{type(model).__name__} has a forward pass of its own: an attribution graph has no rule for it")
+        raise ValueError(
+            f"{type(model).__name__} has a forward pass of its own: an attribution graph has no rule for it"
+        )
     for layer, block in enumerate(model.blocks):
         name, wiring = f"blocks.{layer}", wiring_of(block)
         if not wiring.steps or wiring.by_hand:
-            raise ValueError(f"'{name}' has {wiring.by_hand or 'no known parts'}: an attribution graph has no rule for it")
+            raise ValueError(
+                f"'{name}' has {wiring.by_hand or 'no known parts'}: an attribution graph has no rule for it"
+            )
         for step in wiring.sublayers:
             part = block.get_submodule(step.part)
             below = (f"{name}.{step.writes}", f"{name}.{step.part}.")
             if not any(site == below[0] or site.startswith(below[1]) for site in cut) and not _is_affine(part):
                 raise ValueError(
-                    f"'{name}.{step.part}' is a {type(part).__name__}, which is not linear while attention patterns and norms are "
-                    "constant: an attribution graph has no rule for it"
+                    f"'{name}.{step.part}' is a {type(part).__name__}, which is not linear with constant patterns and norms: "
+                    "an attribution graph has no rule for it"
                 )
 
 

@@ -1,4 +1,4 @@
-"""An attribution graph: features or neurons at positions, what the dictionaries miss, tokens and targets, and exact edges between them."""
+"""An attribution graph: features or neurons at positions, errors, tokens and targets, and the exact edges between them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,6 @@ from hooked_lm.results.tabular import Tabular
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hooked_lm.viz.view import View
 else:
     pd = lazy_import("pandas", "viz")
 
@@ -63,7 +62,7 @@ class AttributionGraph(Tabular):
     errors: Int[Tensor, "error 2"]
     tokens: Sequence[str]
     targets: Sequence[str]
-    adjacency: Float[Tensor, "target source"]
+    adjacency: Float[Tensor, "node node"]
     activations: Float[Tensor, " feature"]
     probabilities: Float[Tensor, " target"]
     totals: Float[Tensor, " node"]

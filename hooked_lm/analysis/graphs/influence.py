@@ -1,6 +1,6 @@
 """How much nodes and edges of a graph matter for its targets, which of them a pruned graph keeps, and the two scores of a graph.
 
-The definitions are those of Ameisen et al. 2025, "Circuit tracing" (transformer-circuits.pub/2025/attribution-graphs/methods.html),
+The definitions are those of Ameisen et al. 2025, "Circuit tracing",
 as the package circuit-tracer computes them. Matrices are [target, source]: a row holds the edges into a node.
 """
 

@@ -1,8 +1,8 @@
 """Neurons as the nodes of a graph: activations are their arguments times constants, so no dictionary is needed.
 
-The activation of a neuron is a product of an activation function act(x) and, in a gated MLP, of a linear factor. It is written as
-a sum of its n factors, each times the constant (activation / factor) / n (Jafari et al. 2025, arXiv:2508.21258). So the edges into
-a neuron and its bias sum to its activation.
+The activation of a neuron is a product of an activation function act(x) and, in a gated MLP, of a linear factor. It is
+written as a sum of its n factors, each times the constant (activation / factor) / n (Jafari et al. 2025, arXiv:2508.21258). So
+the edges into a neuron and its bias sum to its activation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.backward_rules import check_products
 from hooked_lm.analysis.circuits.neurons import neuron_sites
-from hooked_lm.analysis.graphs.frozen import FrozenModel, Jacobian, Values
+from hooked_lm.analysis.graphs.frozen import FrozenModel, Jacobian, Link, Values
 from hooked_lm.analysis.graphs.sources import Rows, Sources
+from hooked_lm.analysis.graphs.targets import TargetReads
 from hooked_lm.models.decoder import Decoder
 
 
@@ -27,9 +28,7 @@ class NeuronSources(Sources):
     unit = "neuron"
     errors_hold_the_rest = True
 
-    def __init__(
-        self, model: Decoder, tokens: Int[Tensor, "1 pos"], constant: int, reads: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, model: Decoder, tokens: Int[Tensor, "1 pos"], constant: int, reads: Sequence[str] = ()) -> None:
         check_products(model)
         self.constant, parts = constant, {}
         for layer, (site, mlp) in neuron_sites(model).items():
@@ -69,6 +68,30 @@ class NeuronSources(Sources):
             _, positions, index = neurons[own].T
             self.activations[own] = value[positions, index].float().cpu()
         self.totals = self.activations
+
+    def total_effects(self, targets: TargetReads) -> Float[Tensor, " neuron"]:
+        """The estimated effects of the features on the targets over all paths, by size, weighted by the targets: one backward
+        pass of each target through all neurons."""
+        links = {site: self._link(factors) for site, factors in zip(self.sites, self.factors, strict=True)}
+        linked = FrozenModel(self.frozen.model, self.frozen.tokens, links, self.frozen.reads)
+        jacobian, n = Jacobian(linked), len(targets.targets)
+        found = torch.zeros(len(self.features))
+        for row in range(n):
+            gradients = jacobian.gradients(targets.gradients_of([row], jacobian))
+            for place, site in enumerate(self.sites):
+                if site in gradients:
+                    own = self._places == place
+                    _, positions, index = self.features[own].T
+                    effects = (gradients[site][0] * self._activations[place])[positions, index]
+                    found[own] += targets.targets[row].weight * effects.abs().float().cpu()
+        return found
+
+    def _link(self, factors: Sequence[str]) -> Link:
+        def link(live: Mapping[str, Tensor]) -> Tensor:
+            each = [live[factor] * self._slopes[factor] for factor in factors]
+            return sum(each[1:], each[0])
+
+        return link
 
     def edges(self, gradients: Values) -> Float[Tensor, "read source"]:
         n = next(iter(gradients.values())).shape[0] if gradients else 0
@@ -120,6 +143,8 @@ class NeuronSources(Sources):
         return {self.sites[place]: (position, vector)}
 
 
-def _ratio(value: Float[Tensor, "pos neuron"], factor: Float[Tensor, "pos neuron"], n: int) -> Float[Tensor, "pos neuron"]:
+def _ratio(
+    value: Float[Tensor, "pos neuron"], factor: Float[Tensor, "pos neuron"], n: int
+) -> Float[Tensor, "pos neuron"]:
     """The constant by which a factor is multiplied; 0 where it is 0, as the neuron then is."""
     return (value / factor / n).detach().masked_fill(factor == 0, 0.0)
