@@ -30,7 +30,9 @@ def without_positions(model: Any) -> Any:
 def plain(model: Any, name: str) -> HookedTransformer:
     """A model without the replaced modules, with the same weights."""
     own = HookedTransformer(dict(MODELS[name], tokenizer_name=None))
-    weights = {key.replace(".old_mlp", "").replace(".old_unembed", ""): value for key, value in model.state_dict().items()}
+    weights = {
+        key.replace(".old_mlp", "").replace(".old_unembed", ""): value for key, value in model.state_dict().items()
+    }
     own.load_state_dict({key: weights[key] for key in own.state_dict()})
     return own
 
@@ -113,7 +115,9 @@ def test_positions_are_part_of_tokens() -> None:
     from circuit_tracer import attribute
 
     model = replacement("gpt2", "plain", "stream")
-    graph = attribution_graph(plain(model, "gpt2"), PROMPT, ours(model.transcoders), constant_positions=1, progress=False)
+    graph = attribution_graph(
+        plain(model, "gpt2"), PROMPT, ours(model.transcoders), constant_positions=1, progress=False
+    )
     other = attribute(PROMPT, model, batch_size=16)
     tokens = graph.slice_of("token")
     rest = torch.ones(graph.n_nodes, dtype=torch.bool)
