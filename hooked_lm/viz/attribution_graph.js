@@ -1,6 +1,6 @@
 // Nodes by token and layer. Hovering or focusing a node shows its edges; a click or Enter keeps it, p pins it.
 
-const SPACE = 19, LINE = 18, BOX = 24, LETTER = 7.3, LETTERS = [14, 10, 8, 6], SIDE = [9, 8, 7, 6, 5, 4, 3], LISTED = 12, DRAWN = 500;
+const SPACE = 19, LINE = 18, BOX = 24, LETTER = 7.3, LETTERS = [14, 10, 8, 6], SIDE = [9, 8, 7, 6, 5, 4, 3], LISTED = 12, DRAWN = 500, FEW = 150;
 const SVG = "http://www.w3.org/2000/svg";
 
 for (const page of document.querySelectorAll(".traced")) {
@@ -121,6 +121,7 @@ for (const page of document.querySelectorAll(".traced")) {
     const size = Math.abs(value), text = size >= 1000 ? value.toFixed(0) : size && size < 1e-4 ? value.toExponential(1) : value.toPrecision(3);
     return text.replace("-", "−");
   };
+  const signOf = link => link.weight < 0 ? "down" : "up";
   const signed = value => (value > 0 ? "+" : "") + number(value);
 
   function path({source, target}) {
@@ -148,7 +149,8 @@ for (const page of document.querySelectorAll(".traced")) {
     const most = Math.abs(links[0]?.weight ?? 1), base = make("g", {class: "base"}, svg);
     for (const link of links.slice(0, DRAWN).reverse()) {
       const share = Math.sqrt(Math.abs(link.weight) / most);
-      make("path", {class: "edge", d: path(link), "stroke-width": 0.6 + 2 * share, opacity: 0.06 + 0.34 * share * share}, base);
+      const [kind, opacity] = links.length > FEW ? ["", 0.06 + 0.34 * share * share] : [signOf(link), 0.2 + 0.6 * share];
+      make("path", {class: `edge ${kind}`, d: path(link), "stroke-width": 0.6 + 2 * share, opacity}, base);
     }
     make("g", {class: "near"}, svg);
     for (const unit of units.values()) svg.append(drawn(unit));
@@ -213,7 +215,7 @@ for (const page of document.querySelectorAll(".traced")) {
     for (const link of own.reverse()) {
       beside.add(link.source).add(link.target);
       const share = Math.sqrt(Math.abs(link.weight) / most);
-      make("path", {class: `edge ${link.weight < 0 ? "down" : "up"}`, d: path(link), "stroke-width": 0.8 + 4 * share,
+      make("path", {class: `edge ${signOf(link)}`, d: path(link), "stroke-width": 0.8 + 4 * share,
         opacity: 0.35 + 0.6 * share}, near);
     }
     for (const each of drawing.querySelectorAll(".unit")) {

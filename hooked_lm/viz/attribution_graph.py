@@ -36,8 +36,8 @@ class GraphNode:
         position: the place among the tokens.
         text: what a token or target says.
         label: a description of a feature.
-        share: the share of the influence that nodes up to this one have together, from the largest on; a reader hides nodes with a
-            larger share.
+        share: the share of the influence that nodes up to this one have together, from the largest on; a reader hides nodes
+            with a larger share.
         influence, activation, probability, total, bias, others: numbers that the page says; None for those that there are not.
         card: the index of a card.
     """
@@ -173,7 +173,8 @@ def _digits(value: float) -> float:
 BODY = """<div class="traced">
 <script type="application/json" class="data">{data}</script>
 {head}<div class="bar">
-<label>Influence shown <input type="range" class="share" min="{first}" max="{last}" value="{last}" step="1"> <output></output></label>
+<label>Influence shown <input type="range" class="share" min="{first}" max="{last}" value="{last}">
+<output></output></label>
 <label><input type="checkbox" class="only" disabled> Pinned only</label>
 <label {hidden}><input type="checkbox" class="collapse" checked> Supernodes closed</label>
 <span><input type="text" class="group-name" aria-label="Name of a new supernode" placeholder="name" size="10">
@@ -191,8 +192,8 @@ BODY = """<div class="traced">
 <span><svg width="28" height="10"><path class="edge up" d="M0 5H28" stroke-width="3"/></svg>positive</span>
 <span><svg width="28" height="10"><path class="edge down" d="M0 5H28" stroke-width="3"/></svg>negative</span>
 </div>
-<p class="hint"><kbd>arrows</kbd> move, <kbd>Enter</kbd> keeps a node, <kbd>p</kbd> or <kbd>Shift</kbd>+click pins it, <kbd>i</kbd>
-and <kbd>o</kbd> follow its strongest input and output, <kbd>g</kbd> groups pinned nodes, <kbd>Esc</kbd> lets go.</p></div>
+<p class="hint"><kbd>arrows</kbd> move, <kbd>Enter</kbd> keeps a node, <kbd>p</kbd> or <kbd>Shift</kbd>+click pins it,
+<kbd>i</kbd> and <kbd>o</kbd> follow its strongest input and output, <kbd>g</kbd> groups pinned nodes, <kbd>Esc</kbd> lets go.</p></div>
 <div class="panel"></div>
 </div>
 <div class="live" aria-live="polite"></div>

@@ -1,7 +1,7 @@
 """Attribution graphs in the JSON that Neuronpedia and the viewer of circuit-tracer read, and back.
 
-The format has `metadata`, `qParams` (the state of the viewer), `nodes` and `links`. Nodes that are written here have further fields,
-which a viewer does not read, so that a graph comes back as it was.
+The format has `metadata`, `qParams` (the state of the viewer), `nodes` and `links`. Nodes that are written here have further
+fields, which a viewer does not read, so that a graph comes back as it was.
 """
 
 import json

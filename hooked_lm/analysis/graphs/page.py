@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hooked_lm.analysis.graphs import influence
 from hooked_lm.analysis.graphs.graph import ERROR, FEATURE, TARGET, TOKEN, AttributionGraph
 from hooked_lm.analysis.graphs.neuronpedia import cumulative
 from hooked_lm.analysis.reading.feature_report import FeatureReport
