@@ -29,6 +29,7 @@ LOADERS = {
     "Examples": "hooked_lm.interventions.top_examples:Examples.load",
     "FeatureReport": "hooked_lm.analysis.reading.feature_report:FeatureReport.load",
     "FeaturesTable": "hooked_lm.analysis.reading.features_table:FeaturesTable.load",
+    "GraphInterventions": "hooked_lm.analysis.graphs.agreement:GraphInterventions.load",
     "GradientReport": "hooked_lm.interventions.gradient_report:GradientReport.load",
     "ImageScores": "hooked_lm.analysis.reading.images:ImageScores.load",
     "Leaderboard": "hooked_lm.analysis.rankings.board:Leaderboard.load",

@@ -15,21 +15,25 @@ from hooked_lm.analysis.graphs.completeness import biases_of, check_sums, error_
 from hooked_lm.analysis.graphs.features import FeatureSources
 from hooked_lm.analysis.graphs.frozen import FINAL
 from hooked_lm.analysis.graphs.graph import AttributionGraph
+from hooked_lm.analysis.graphs.interventions import intervene, targets_of
 from hooked_lm.analysis.graphs.neurons import NeuronSources
 from hooked_lm.analysis.graphs.sources import Sources
-from hooked_lm.analysis.graphs.targets import Target, TargetReads, check_targets, logit_targets
+from hooked_lm.analysis.graphs.targets import Target, TargetReads, checked_targets, logit_targets
+from hooked_lm.analysis.untrained import check_control, untrained_twin
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import RightAndWrong
 from hooked_lm.engine.prompts import Prompts, tokens_of
 from hooked_lm.interventions.dictionaries.transcoder_set import LayerTranscoders
+from hooked_lm.models.base import BaseModel
 from hooked_lm.models.budget import memory_of
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import provenance
 
 NEURONS = 500  # of a graph without dictionaries
 CANDIDATES = 8  # as many neurons may be chosen from for each that is kept
+CHECKED = 20  # features that are ablated in the model
 N_DIFFERENCES = 3  # features whose edges are compared with finite differences
 
 Targets = Sequence[str | int | Target] | Int[Tensor, " token"] | Target | str | int
@@ -50,6 +54,9 @@ def attribution_graph(
     max_nodes: int | None = None,
     round_size: int = ROUND,
     constant_positions: int | None = None,
+    check: int = CHECKED,
+    control: str | None = "auto",
+    seed: int = 0,
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> AttributionGraph:
@@ -78,6 +85,8 @@ def attribution_graph(
         round_size: how many features are added before influences are computed anew.
         constant_positions: at so many first positions what MLPs write is constant, a bias, and no node. None: 1 if the prompt
             begins with the beginning-of-sequence token, whose features say nothing of the prompt; else 0.
+        check: how many features of the pruned graph to ablate exactly in the model (see `intervene`); drawn with the `seed`.
+        control: "untrained": also make the graph of the untrained twin, for its scores and agreement; "auto": for small models.
         max_memory: the memory that backward passes may take, and the edges of neurons that may be chosen.
 
     Returns an AttributionGraph. Raises TypeError for another model and for both targets and answers; ValueError for several
@@ -93,20 +102,19 @@ def attribution_graph(
     """
     model = decoder(model, "an attribution graph needs")
     check_grad_mode("an attribution graph")
+    check_control(control)
     tokens = tokens_of(model, prompt, "prompt").to(model.device)
     _check_numbers(tokens, targets, answers, n_logits, probability, position, max_nodes, round_size, constant_positions)
     constant = _n_constant(model, tokens) if constant_positions is None else constant_positions
-    given = _as_list(targets)
-    sites = [model.names(each.site)[0] for each in given or () if isinstance(each, Target) and each.site is not None]
+    given = _as_list(model, targets, tokens.shape[1])
+    sites = [each.site for each in given or () if isinstance(each, Target) and each.site is not None]
     sources: Sources = (
         NeuronSources(model, tokens, constant, sites)
         if transcoders is None
         else FeatureSources(model, tokens, transcoders, constant, sites)
     )
-    wanted = TargetReads(
-        model, _targets(model, sources.frozen.values[FINAL], given, answers, n_logits, probability, position)
-    )
-    check_targets(model, wanted.targets, tokens.shape[1])
+    wanted = TargetReads(_targets(model, sources.frozen.values[FINAL], given, answers, n_logits, probability, position))
+    wanted.check_widths(sources.frozen.values)
     n = len(sources.features) if max_nodes is None and transcoders is not None else (max_nodes or NEURONS)
     if isinstance(sources, NeuronSources):
         _choose_candidates(sources, wanted, n, memory_of(max_memory, tokens.device))
@@ -117,7 +125,44 @@ def attribution_graph(
         model, unit=sources.unit, position=position, max_nodes=max_nodes, constant_positions=constant,
         transcoders=None if transcoders is None else repr(transcoders), round_size=round_size,
     )  # fmt: skip
-    return _graph(model, rows, about)
+    found = _graph(model, rows, about)
+    if check:
+        found = replace(
+            found, agreement=intervene(model, found.pruned(), transcoders, n=check, seed=seed, max_memory=max_memory)
+        )
+    twin = untrained_twin(model, control, seed=seed)
+    return (
+        found if twin is None else replace(found, control=_control(twin, tokens, transcoders, found, check, max_memory))
+    )
+
+
+def _control(
+    twin: BaseModel,
+    tokens: Int[Tensor, "1 pos"],
+    transcoders: LayerTranscoders | None,
+    graph: AttributionGraph,
+    check: int,
+    max_memory: int | str,
+) -> dict[str, float]:
+    """The scores of a graph of the untrained twin with as many nodes and the same targets, and its agreement with the twin."""
+    reads = targets_of(graph).targets
+    logits = [int(token) for token in graph.target_ids if token >= 0]
+    same: Any = logits if len(logits) == len(reads) else None
+    other = attribution_graph(
+        twin,
+        tokens,
+        transcoders,
+        targets=same or [replace(target, offset=0.0) for target in reads],
+        position=graph.about["position"],
+        max_nodes=max(len(graph.features), 1),
+        constant_positions=graph.about["constant_positions"],
+        check=check,
+        control=None,
+        max_memory=max_memory,
+        progress=False,
+    )
+    found = dict(other.scores)
+    return found if other.agreement is None else found | {"correlation": other.agreement.correlation["correlation"]}
 
 
 def _graph(model: Decoder, rows: EdgeRows, about: dict[str, Any]) -> AttributionGraph:
@@ -145,6 +190,8 @@ def _graph(model: Decoder, rows: EdgeRows, about: dict[str, Any]) -> Attribution
         target_ids=torch.tensor([target.token_id for target in targets.targets]),
         unit=sources.unit,
         about=about,
+        directions=targets.directions,
+        reads=[(target.site or "", target.position) for target in targets.targets],
     )
     errors = error_of_sums(adjacency[ends], biases[ends], others[ends], totals[ends])
     names = [found.names[node] for node in ends.tolist()]
@@ -179,12 +226,19 @@ def _targets(
     return [each if isinstance(each, Target) else next(logits) for each in given]
 
 
-def _as_list(targets: Targets | None) -> list[str | int | Target] | None:
+def _as_list(model: Decoder, targets: Targets | None, n_pos: int) -> list[str | int | Target] | None:
+    """The targets as a list, with full names of sites."""
     if targets is None:
         return None
-    if isinstance(targets, (str, int, Target)):
-        return [targets]
-    return [int(each) if isinstance(each, Tensor) else each for each in targets]
+    given = [targets] if isinstance(targets, (str, int, Target)) else list(targets)
+    return [
+        checked_targets(model, [each], n_pos)[0]
+        if isinstance(each, Target)
+        else int(each)
+        if isinstance(each, Tensor)
+        else each
+        for each in given
+    ]
 
 
 def _n_constant(model: Decoder, tokens: Int[Tensor, "1 pos"]) -> int:

@@ -65,6 +65,6 @@ def check_sums(errors: Float[Tensor, " read"], names: Sequence[str], dtype: torc
     if not float(errors[worst]) <= allowed:
         raise ValueError(
             f"the edges into {names[worst]!r} and its bias miss its value by {float(errors[worst]):.1e} of their sizes, and "
-            f"rounding explains {allowed:.0e}: some part of the model is not linear while attention patterns and norms are "
-            "constant, so an attribution graph of it would be wrong"
+            f"rounding explains {allowed:.0e}: some part of the model is not linear with constant patterns and norms, as "
+            "values that are clipped, so an attribution graph of it would be wrong"
         )

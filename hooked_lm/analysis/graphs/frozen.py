@@ -1,4 +1,4 @@
-"""The frozen model: attention patterns and scales of norms are constants of one prompt, and MLPs write what they are given.
+"""The frozen model: attention patterns, gates and scales of norms are constants of one prompt; MLPs write what they are given.
 
 So everything between the writes and the reads is affine: a sum of a constant and a linear function of what is written. One
 function, `FrozenModel.run`, gives the Jacobian (by its gradients), the constants (with nothing written) and finite differences.
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hooked_lm.analysis.attribution.backward_rules import Keep
 from hooked_lm.analysis.attribution.gradients import freeze_weights
+from hooked_lm.components.attention.gated import OutputGate
 from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.blocks.wiring import wiring_of
 from hooked_lm.engine.decoders import runs_as_written
@@ -20,7 +21,7 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 
 FIRST, FINAL = "blocks.0.hook_resid_pre", "ln_final"  # what enters the blocks, and what the unembedding reads
-CONSTANT = (".hook_pattern", ".hook_scale")  # the ends of the sites that are constants
+CONSTANT = (".hook_pattern", ".hook_scale", ".attn.hook_gate")  # the ends of the sites that are constants
 Values = dict[str, Tensor]
 Link = Callable[[Mapping[str, Tensor]], Tensor]  # a linear function of values at sites
 
@@ -143,7 +144,9 @@ def check_structure(model: Decoder, cut: Mapping[str, Any]) -> None:
 
 
 def _is_affine(part: nn.Module) -> bool:
-    return isinstance(part, AbstractAttention) and part.mixes_linearly and "hook_pattern" in part._modules
+    """Whether a part is attention that is affine with a constant pattern, and a constant gate if it has one."""
+    is_linear = isinstance(part, OutputGate) or (isinstance(part, AbstractAttention) and part.mixes_linearly)
+    return is_linear and "hook_pattern" in part._modules
 
 
 # ---- hooks -----------------------------------------------------------------------------------------------------------

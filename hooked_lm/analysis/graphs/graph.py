@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.graphs import influence
+from hooked_lm.analysis.graphs.agreement import GraphInterventions
 from hooked_lm.extras import lazy_import
 from hooked_lm.results import stored
 from hooked_lm.results.tabular import Tabular
@@ -54,6 +55,10 @@ class AttributionGraph(Tabular):
         completeness: the largest errors of the sums and of finite differences, relative to the largest total.
         supernodes: names of groups of nodes, each with its node numbers.
         about: the origin: the model, versions, settings.
+        directions: [target, width], what each target reads, 0 beyond the width of its site.
+        reads: the site and the position that each target reads; "" for the input of the unembedding.
+        agreement: exact ablations of features in the model, beside what the pruned graph predicts.
+        control: scores and agreement of a graph of the untrained twin, for the same prompt.
 
     Raises ValueError for shapes that do not fit and for supernodes with unknown nodes.
     """
@@ -74,6 +79,10 @@ class AttributionGraph(Tabular):
     completeness: Mapping[str, float] = field(default_factory=dict)
     supernodes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
+    directions: Float[Tensor, "target width"] | None = None
+    reads: Sequence[tuple[str, int]] = ()
+    agreement: GraphInterventions | None = None
+    control: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n, n_features, n_targets = self.n_nodes, len(self.features), len(self.targets)
@@ -228,22 +237,40 @@ class AttributionGraph(Tabular):
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file, atomically; `load` restores it exactly."""
-        header = {
-            "tokens": list(self.tokens), "targets": list(self.targets), "unit": self.unit, "about": self.about,
-            "completeness": dict(self.completeness), "supernodes": {k: list(v) for k, v in self.supernodes.items()},
-        }  # fmt: skip
-        stored.write(path, FORMAT, {name: getattr(self, name) for name in TENSORS}, header)
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        header: dict[str, Any] = {name: getattr(self, name) for name in ("unit", "about")}
+        header |= {name: list(getattr(self, name)) for name in ("tokens", "targets", "reads")}
+        header |= {name: dict(getattr(self, name)) for name in ("completeness", "control")}
+        header["supernodes"] = {name: list(nodes) for name, nodes in self.supernodes.items()}
+        if self.directions is not None:
+            tensors["directions"] = self.directions
+        if self.agreement is not None:
+            tensors |= {f"agreement.{name}": value for name, value in self.agreement.tensors.items()}
+            header["agreement"] = self.agreement.header
+        stored.write(path, FORMAT, tensors, header)
 
     @classmethod
     @stored.names_the_file
     def load(cls, path: str | Path) -> "AttributionGraph":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
-        return cls(**tensors, **header)
+        own = {name: value for name, value in tensors.items() if "." not in name}
+        of_agreement = {name.partition(".")[2]: value for name, value in tensors.items() if "." in name}
+        header["reads"] = [(site, position) for site, position in header["reads"]]
+        if "agreement" in header:
+            header["agreement"] = GraphInterventions(**of_agreement, **header["agreement"])
+        return cls(**own, **header)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.features):,} {self.unit}s, {len(self.errors)} errors, {self.n_edges:,} edges"
         sums = self.completeness.get("sums")
         exact = "" if sums is None else f"; sums exact to {sums:.0e}"
         found = ", ".join(f"{name} {value:.2f}" for name, value in self.scores.items())
-        return f"AttributionGraph({sizes}{exact}; {found})"
+        measured = "" if self.agreement is None else f"; {self.agreement.in_words()}"
+        return f"AttributionGraph({sizes}{exact}; {found}{measured}{self._twin})"
+
+    @property
+    def _twin(self) -> str:
+        """The numbers of the untrained twin, in words."""
+        numbers = ", ".join(f"{name} {value:.2f}" for name, value in self.control.items())
+        return f"; untrained twin: {numbers}" if numbers else ""

@@ -11,12 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.backward_rules import check_products
 from hooked_lm.analysis.circuits.neurons import neuron_sites
 from hooked_lm.analysis.graphs.frozen import FrozenModel, Jacobian, Link, Values
 from hooked_lm.analysis.graphs.sources import Rows, Sources
 from hooked_lm.analysis.graphs.targets import TargetReads
 from hooked_lm.models.decoder import Decoder
+
+AT_ZERO = 1e-3
 
 
 class NeuronSources(Sources):
@@ -29,7 +30,7 @@ class NeuronSources(Sources):
     errors_hold_the_rest = True
 
     def __init__(self, model: Decoder, tokens: Int[Tensor, "1 pos"], constant: int, reads: Sequence[str] = ()) -> None:
-        check_products(model)
+        _check_activations(model)
         self.constant, parts = constant, {}
         for layer, (site, mlp) in neuron_sites(model).items():
             folder = site.rpartition(".")[0]
@@ -141,6 +142,19 @@ class NeuronSources(Sources):
         vector = torch.zeros_like(self._activations[place][position])
         vector[index] = self._activations[place][position, index]
         return {self.sites[place]: (position, vector)}
+
+
+def _check_activations(model: Decoder) -> None:
+    """Raises ValueError for an activation function that is not 0 at 0: near 0 no constant times its argument is near it."""
+    for site, mlp in neuron_sites(model).values():
+        weight = next(mlp.parameters())
+        with torch.no_grad():
+            at_zero = mlp.act_fn(torch.zeros(1, device=weight.device, dtype=weight.dtype))
+        if float(at_zero.abs()) > AT_ZERO:
+            raise ValueError(
+                f"the activation function of '{site.rpartition('.')[0]}' is {float(at_zero):.2g} at 0: a neuron is no constant times "
+                "its argument there, so it is no node of a graph; give transcoders"
+            )
 
 
 def _ratio(

@@ -1,7 +1,7 @@
 """The targets of a graph: logits of tokens, a difference of two, or any linear read of a site."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -43,9 +43,26 @@ class Target:
 class TargetReads:
     """The targets of one graph, as reads of the sites of a model."""
 
-    def __init__(self, model: Decoder, targets: Sequence[Target]) -> None:
+    def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = list(targets)
-        self.sites = [FINAL if target.site is None else _checked_site(model, target.site) for target in self.targets]
+        self.sites = [target.site or FINAL for target in self.targets]
+
+    def check_widths(self, values: Mapping[str, Tensor]) -> None:
+        """Raises ValueError for a direction that has not the width of its site."""
+        for target, site in zip(self.targets, self.sites, strict=True):
+            if len(target.direction) != (width := values[site].shape[-1]):
+                raise ValueError(
+                    f"the direction of target {target.name!r} has {len(target.direction)} entries, and '{site}' has {width}"
+                )
+
+    @property
+    def directions(self) -> Float[Tensor, "target width"]:
+        """The directions, with zeros beyond the width of their sites."""
+        width = max(len(target.direction) for target in self.targets)
+        found = torch.zeros(len(self.targets), width)
+        for row, target in enumerate(self.targets):
+            found[row, : len(target.direction)] = target.direction.detach().float().cpu()
+        return found
 
     @property
     def weights(self) -> Float[Tensor, " target"]:
@@ -71,8 +88,14 @@ class TargetReads:
         return torch.stack(found).detach().cpu()
 
 
-def check_targets(model: Decoder, targets: Sequence[Target], n_pos: int) -> None:
-    """Raises TypeError or ValueError for a target whose direction does not fit its site, or whose position there is not."""
+def _of_width(direction: Direction, value: Tensor) -> Direction:
+    """A direction in fp32, without the zeros beyond the width of a value."""
+    return direction[: value.shape[-1]].to(value.device, torch.float32)
+
+
+def checked_targets(model: Decoder, targets: Sequence[Target], n_pos: int) -> list[Target]:
+    """The targets with full names of sites. Raises ValueError for a direction with several axes, a position that there is not,
+    and for a site without positions, KeyError for one that there is not."""
     for target in targets:
         if not -n_pos <= target.position < n_pos:
             raise ValueError(
@@ -82,6 +105,9 @@ def check_targets(model: Decoder, targets: Sequence[Target], n_pos: int) -> None
             raise ValueError(
                 f"the direction of target {target.name!r} must have one axis, got {list(target.direction.shape)}"
             )
+    return [
+        target if target.site is None else replace(target, site=_checked_site(model, target.site)) for target in targets
+    ]
 
 
 def _checked_site(model: Decoder, site: str) -> str:
