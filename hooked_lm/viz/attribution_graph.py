@@ -186,7 +186,7 @@ BODY = """<div class="traced">
 <div><div class="frame"><div class="rows"></div><div class="scroll" tabindex="-1"></div></div>
 <div class="legend">
 <span><svg width="16" height="16"><g class="unit feature" transform="translate(8 8)" style="--share:.6">
-<circle class="shape" r="6"/></g></svg>{unit}, darker with more influence</span>
+<circle class="shape" r="6"/></g></svg>{unit}: the stronger its colour, the more influence</span>
 <span><svg width="16" height="16"><g class="unit error" transform="translate(8 8)"><path class="shape" d="M0-6L6 0 0 6-6 0Z"/></g>
 </svg>error</span>
 <span><svg width="28" height="10"><path class="edge up" d="M0 5H28" stroke-width="3"/></svg>positive</span>
