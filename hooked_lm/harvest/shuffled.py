@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.harvest.columns import Column
+from hooked_lm.interventions.dictionaries.stream import stacked
 from hooked_lm.shards.records import read_record, record_path
 
 
@@ -22,8 +23,8 @@ class ShuffledVectors:
     It is a `Stream` of `hooked_lm.interventions.dictionaries.train_on`. Raises ValueError for an empty store.
     """
 
-    def __init__(self, columns: Sequence[Column], buffer: int, run: int, seed: int) -> None:
-        self.columns, self.store, self.seed = list(columns), columns[0].store, seed
+    def __init__(self, columns: Sequence[Column], buffer: int, run: int, seed: int, of_layers: bool = False) -> None:
+        self.columns, self.store, self.seed, self.of_layers = list(columns), columns[0].store, seed, of_layers
         store = self.store
         if not len(store):
             raise ValueError(f"{store.path} has no tokens yet: there is nothing to read")
@@ -37,15 +38,15 @@ class ShuffledVectors:
         """How many buffers hold the whole store."""
         return -(-self.n_runs // self.runs_per_buffer)
 
-    def fill(self, number: int) -> tuple[Float[Tensor, "row d_in"], Float[Tensor, "row d_out"]]:
-        """The shuffled vectors of a buffer, in float32; heads are flattened."""
+    def fill(self, number: int) -> tuple[Float[Tensor, "row *layer d_in"], Float[Tensor, "row *layer d_out"]]:
+        """The shuffled vectors of a buffer, in float32; heads are flattened. Those of several layers are stacked."""
         epoch, place = divmod(number, self.buffers_per_epoch)
         order = torch.randperm(self.n_runs, generator=torch.Generator().manual_seed(self.seed + epoch)).tolist()
         runs = order[place * self.runs_per_buffer : (place + 1) * self.runs_per_buffer]
         sizes = [min(self.run, len(self.store) - run * self.run) for run in runs]
         rows = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + number))
         found = [self._read(column, runs, rows) for column in self.columns]
-        return found[0], found[-1]
+        return stacked(found, [column.name for column in self.columns], self.of_layers)
 
     def _read(self, column: "Column", runs: list[int], rows: Tensor) -> Float[Tensor, "row d"]:
         parts = [column[run * self.run : (run + 1) * self.run].flatten(1) for run in runs]

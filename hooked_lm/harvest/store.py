@@ -13,6 +13,7 @@ from hooked_lm.harvest import export
 from hooked_lm.harvest.columns import Columns, SiteName
 from hooked_lm.harvest.shard import moments_of
 from hooked_lm.harvest.shuffled import ShuffledVectors
+from hooked_lm.interventions.dictionaries.stream import both_sites
 from hooked_lm.interventions.statistics import Summary
 from hooked_lm.shards.records import AGAIN, read_record, record_path
 
@@ -62,16 +63,19 @@ class ActivationStore(Columns):
 
     def stream(
         self,
-        site: SiteName,
-        site_out: SiteName | None = None,
+        site: SiteName | list[SiteName],
+        site_out: SiteName | list[SiteName] | None = None,
         *,
         buffer: int | str = "256MB",
         run: int | str = "1MiB",
         seed: int = 0,
     ) -> ShuffledVectors:
-        """The vectors of a site, or of two, in a seeded random order, to train a dictionary on; see `ShuffledVectors`."""
-        columns = [self[self.site(name)] for name in ([site] if site_out is None else [site, site_out])]
-        return ShuffledVectors(columns, bytes_of(buffer, "buffer"), bytes_of(run, "run"), seed)
+        """The vectors of a site, or of two, in a seeded random order, to train a dictionary on; see `ShuffledVectors`.
+
+        For transcoders of several layers, `site` and `site_out` are lists of a site for each layer, in order.
+        """
+        columns = [self[self.site(name)] for name in both_sites(site, site_out)]  # type: ignore[arg-type]
+        return ShuffledVectors(columns, bytes_of(buffer, "buffer"), bytes_of(run, "run"), seed, isinstance(site, list))
 
     def to_datasets(self, sites: str | Sequence[str] | None = None, schema: str = "tokens") -> Any:
         """A `datasets.Dataset` of some sites, or of all.

@@ -16,12 +16,12 @@ from hooked_lm.interventions.dictionaries.hook import (
     Coder,
     Dictionary,
     Edit,
-    Transcode,
     decoded,
     encoded,
     run_with_features,
 )  # fmt: skip
 from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
+from hooked_lm.interventions.dictionaries.transcode import Transcode
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
 from hooked_lm.models.vision.inputs import ids_of

@@ -20,7 +20,8 @@ from hooked_lm.engine.pairs import RightAndWrong, metric_of
 from hooked_lm.extras import lazy_import
 from hooked_lm.files import made_folder
 from hooked_lm.hooks.token_labels import Named
-from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, run_with_features
+from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, run_with_features
+from hooked_lm.interventions.dictionaries.transcode import Transcode
 from hooked_lm.interventions.top_examples import TopExamples
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index

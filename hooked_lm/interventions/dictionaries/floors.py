@@ -1,7 +1,12 @@
-"""Floors: dictionaries of random directions and of principal components, with which any dictionary is compared."""
+"""Floors: dictionaries of random directions and of principal components, with which any dictionary is compared.
 
+Those of a transcoder have the same encoders, on its inputs, and directions that are fitted to its outputs.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -30,7 +35,14 @@ class Floors(NamedTuple):
 
 
 def random_dictionary(
-    vectors: Float[Tensor, "row d_in"], width: int, k: int, *, norm: float = 1.0, seed: int = 0
+    vectors: Float[Tensor, "row d_in"],
+    width: int,
+    k: int,
+    *,
+    norm: float = 1.0,
+    seed: int = 0,
+    outputs: Float[Tensor, "row d_out"] | None = None,
+    skip_connection: bool = False,
 ) -> TopK:
     """A dictionary of random directions: what a dictionary reaches by its size alone.
 
@@ -40,6 +52,9 @@ def random_dictionary(
     Args:
         width, k: the number of features, and how many are active.
         norm: of the rows of `W_dec`.
+        outputs, skip_connection: the outputs of a transcoder for these vectors, and whether it has a skip connection. Then the
+            directions are fitted: that of each feature is the regression of the outputs on it alone, all times one factor. A
+            skip connection is the regression of the outputs on the vectors, and the features explain what it leaves.
 
     Raises ValueError for fewer than two vectors.
 
@@ -56,10 +71,18 @@ def random_dictionary(
         size = float(made.pow(2).sum())
         sae.W_enc.mul_(float((made * wanted).sum()) / size if size else 1.0)
         sae.scale_features_(torch.full((width,), 1 / norm, device=vectors.device))
-    return frozen(sae)
+    return frozen(sae if outputs is None else _fitted(sae, vectors, outputs, skip_connection, norm))
 
 
-def pca_dictionary(vectors: Float[Tensor, "row d_in"], width: int, k: int, *, norm: float = 1.0) -> TopK:
+def pca_dictionary(
+    vectors: Float[Tensor, "row d_in"],
+    width: int,
+    k: int,
+    *,
+    norm: float = 1.0,
+    outputs: Float[Tensor, "row d_out"] | None = None,
+    skip_connection: bool = False,
+) -> TopK:
     """A dictionary of principal components: what a dictionary reaches by the variance of the vectors alone.
 
     Each component is two features, one for each sign, and the `k` largest of a vector are active. It has at most two features
@@ -68,6 +91,7 @@ def pca_dictionary(vectors: Float[Tensor, "row d_in"], width: int, k: int, *, no
     Args:
         width, k: the number of features, and how many are active, at most one for each component.
         norm: of the rows of `W_dec`.
+        outputs, skip_connection: as for `random_dictionary`.
 
     Raises ValueError for fewer vectors than components are active.
 
@@ -89,16 +113,54 @@ def pca_dictionary(vectors: Float[Tensor, "row d_in"], width: int, k: int, *, no
         sae.W_dec.copy_(directions)
         sae.W_enc.copy_(directions.T)
         sae.scale_features_(torch.full((n,), 1 / norm, device=vectors.device))
-    return frozen(sae)
+    return frozen(sae if outputs is None else _fitted(sae, vectors, outputs, skip_connection, norm))
+
+
+def _fitted(sae: TopK, x: Tensor, outputs: Float[Tensor, "row d_out"], skip_connection: bool, norm: float) -> TopK:
+    """The transcoder with the encoder of a dictionary, and directions that are fitted to the outputs."""
+    cfg = replace(sae.cfg, d_out=outputs.shape[1], subtract_b_dec=False, skip_connection=skip_connection)
+    made = cfg.build().to(x.device)
+    with torch.no_grad():
+        made.W_enc.copy_(sae.W_enc)
+        made.b_enc.copy_(-sae.b_dec @ sae.W_enc)
+        left = outputs
+        if made.W_skip is not None:
+            made.W_skip.copy_(_regression(x, outputs, lambda x, y: torch.linalg.lstsq(x, y).solution))
+            left = outputs - x @ made.W_skip
+        features = made.encode(few := _some(x, sae.cfg.d_sae))
+        left = left[: len(few)]
+        made.W_dec.copy_(
+            _regression(features, left, lambda x, y: (x.T @ y) / x.pow(2).sum(0)[:, None].clamp_min(1e-12))
+        )
+        made.b_dec.copy_((left - features @ made.W_dec).mean(0))
+        made.scale_features_(made.W_dec.norm(dim=1).clamp_min(1e-12) / norm)
+    return made
+
+
+def _regression(
+    x: Float[Tensor, "row d"], y: Float[Tensor, "row d_out"], fit: Callable[[Tensor, Tensor], Tensor]
+) -> Float[Tensor, "d d_out"]:
+    """Weights that predict y from x, both less their means, times the factor that is best for rows outside of the fit.
+
+    The factor comes from a fit to every second row, so that what fits the noise of few rows becomes small.
+    """
+    x, y = ((values - values.mean(0)).double() for values in (x, y))
+    made, wanted = x[1::2] @ fit(x[::2], y[::2]), y[1::2]
+    size = float(made.pow(2).sum())
+    return (fit(x, y) * (float((made * wanted).sum()) / size if size else 1.0)).float()
 
 
 def floors_of(
-    sae: Coder, vectors: Float[Tensor, "row d_in"], control: str | None, seed: int = 0
+    sae: Coder,
+    vectors: Float[Tensor, "row d_in"],
+    control: str | None,
+    seed: int = 0,
+    outputs: Float[Tensor, "row d_out"] | None = None,
 ) -> tuple[Floors | None, str]:
     """The floors of a dictionary, with as many features and as many of them active on these vectors; and what they are, in words.
 
-    None, with the reason, if no control is wanted, and if there are no more vectors than active features. Raises ValueError for
-    another control.
+    `outputs`: what a transcoder should make of the vectors. None, with the reason, if no control is wanted, and if there are no
+    more vectors than active features. Raises ValueError for another control.
     """
     check_control(control)
     if control is None:
@@ -112,11 +174,14 @@ def floors_of(
     weight = getattr(sae, "W_dec", None)
     norm = float(weight.detach().norm(dim=-1).median()) if isinstance(weight, Tensor) else 1.0
     norm = norm or 1.0
-    random = random_dictionary(vectors, width, k, norm=norm, seed=seed)
+    options: dict[str, Any] = {"norm": norm, "outputs": outputs}
+    if outputs is not None:
+        options["skip_connection"] = getattr(sae, "W_skip", None) is not None
+    random = random_dictionary(vectors, width, k, seed=seed, **options)
     if len(vectors) < PER_DIMENSION * vectors.shape[1]:  # components that were made from few vectors explain just those
         words = f"{len(vectors)} vectors are too few for {vectors.shape[1]} principal components"
         return Floors(random, None), f"a random dictionary with {k} active features; {words}"
-    made = Floors(random, pca_dictionary(vectors, width, k, norm=norm))
+    made = Floors(random, pca_dictionary(vectors, width, k, **options))
     return made, f"random and PCA dictionaries with {k} active features"
 
 

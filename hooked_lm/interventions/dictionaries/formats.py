@@ -21,6 +21,12 @@ from hooked_lm.interventions.dictionaries.sae import KINDS, SAE, filled, frozen
 from hooked_lm.results import stored
 
 Tensors = dict[str, Tensor]
+# The transcoders of SAELens, and the kinds that they are here; those with a skip connection have W_skip as [d_out, d_in].
+TRANSCODERS = {
+    "skip_transcoder": "transcoder",
+    "jumprelu_transcoder": "jumprelu",
+    "jumprelu_skip_transcoder": "jumprelu",
+}
 
 
 @stored.names_the_file
@@ -29,8 +35,9 @@ def load_saelens(
 ) -> SAE | Normalized:
     """A dictionary in SAELens's format: a folder with `cfg.json` and `sae_weights.safetensors`.
 
-    Architectures "standard", "topk", "batchtopk", "jumprelu", "gated", and the transcoders "transcoder" and
-    "jumprelu_transcoder". The site in the config becomes the dictionary's `cfg.hook_point`, unless it is that of a single head.
+    Architectures "standard", "topk", "batchtopk", "jumprelu", "gated", and the transcoders "transcoder", "skip_transcoder",
+    "jumprelu_transcoder" and "jumprelu_skip_transcoder". The site in the config becomes the dictionary's `cfg.hook_point`,
+    unless it is that of a single head.
 
     Args:
         scaling_factor: for `normalize_activations` "expected_average_only_in": the factor of the vectors in training, sqrt(d_in)
@@ -48,7 +55,7 @@ def load_saelens(
         about |= cfg.get(more, {})
     about |= settings or {}
     kind = about.get("architecture", "standard")
-    known = {name: name for name in KINDS} | {"jumprelu_transcoder": "jumprelu"}
+    known = {name: name for name in KINDS} | TRANSCODERS
     if kind not in known:
         raise ValueError(f"{path}: the architecture {kind!r} is not among {', '.join(known)}")
     if missing := [name for name in ("d_in", "d_sae") if name not in about]:
@@ -73,7 +80,9 @@ def load_saelens(
         "subtract_b_dec": not is_transcoder and bool(about.get("apply_b_dec_to_input", True)),
         "hook_point": about.get("hook_name", about.get("hook_point")) if about.get("hook_head_index") is None else None,
         "hook_point_out": about.get("hook_name_out") or None,
+        "skip_connection": "skip" in kind,
     }
+    tensors = {name: weight.T if name == "W_skip" else weight for name, weight in tensors.items()}
     if "topk" in kind:
         if k is None:
             raise ValueError(f"{path}: cfg.json does not say k, how many features are active")
@@ -103,6 +112,9 @@ def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
         if kind != "jumprelu":
             raise ValueError(f"SAELens has no transcoder of kind {kind!r}: use its method save")
         kind = "jumprelu_transcoder"
+    if inner.W_skip is not None:
+        kind = kind.replace("transcoder", "skip_transcoder")
+        tensors["W_skip"] = tensors["W_skip"].T
     settings: dict[str, Any] = {
         "architecture": kind, "d_in": cfg.d_in, "d_sae": cfg.d_sae, "dtype": str(inner.W_enc.dtype).removeprefix("torch."),
         "device": "cpu", "apply_b_dec_to_input": cfg.subtract_b_dec, "normalize_activations": how,

@@ -1,4 +1,7 @@
-"""Hooks with a dictionary (any object with `encode` and `decode`): splice it into the model, read and edit its features."""
+"""Hooks with a dictionary (any object with `encode` and `decode`): splice it into the model, read and edit its features.
+
+Transcoders of several layers have a dictionary for each site that they read: a part.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -14,14 +17,18 @@ from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.interventions.base import Controller, Detector, HookObject
 from hooked_lm.interventions.dictionaries.normalized import Normalized
-from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
+from hooked_lm.interventions.dictionaries.sae import SAE, frozen
 from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site, warn_if_elsewhere
+from hooked_lm.interventions.dictionaries.transcoder_set import LayerTranscoders, from_dict
 from hooked_lm.interventions.part import parts_of
 from hooked_lm.interventions.part_editor import check_finite
 from hooked_lm.interventions.per_thread import PerThread
 from hooked_lm.interventions.positions import Positions, check_positions
 
 Edit = Callable[[Tensor], Tensor | None]
+Decode = Callable[[Sequence[Tensor]], Tensor]
+Edits = Edit | Mapping[int, Edit] | None  # of transcoders of several layers by the number of the layer
+Chosen = Indices | Mapping[int, Indices]  # features, likewise
 ERRORS = ("keep", "detach", "drop")
 NUMBERS = ("value", "factor", "coefficient")  # what is done to a feature
 _foreign = RLock()  # third-party dictionaries may keep state from `encode` to `decode`: one thread at a time
@@ -72,11 +79,20 @@ class DictionaryHook(HookObject):
         if isinstance(self.hook_point, str) and not self.hook_point:
             self.hook_point = self._own_site()
         super().__post_init__()
-        check_dictionary(self.sae)
+        if not isinstance(self.sae, LayerTranscoders):
+            check_dictionary(self.sae)
 
     def _own_site(self) -> Any:
-        """The site in the dictionary's config, or ""."""
-        return own_site(self.sae)
+        """The site in the dictionary's config, or ""; of transcoders of several layers the sites that they read."""
+        return list(self.sae.sites) if isinstance(self.sae, LayerTranscoders) else own_site(self.sae)
+
+    def _part(self, site: str) -> Any:
+        """The dictionary of a site that is read. Raises ValueError for a site that no transcoder of a layer reads."""
+        if not isinstance(self.sae, LayerTranscoders):
+            return self.sae
+        if site not in self.sae.sites:
+            raise ValueError(f"no transcoder of {self.sae!r} reads '{site}': they read {', '.join(self.sae.sites)}")
+        return self.sae.parts[self.sae.sites.index(site)]
 
     @property
     def features(self) -> Tensor:
@@ -104,19 +120,18 @@ class DictionaryHook(HookObject):
     def _encoded(self, value: object, hook: HookPoint, written: str | None = None) -> "_Read":
         """The features of the vectors at a site; `written` is that of a transcoder's output."""
         name = str(hook.name)
-        warn_if_elsewhere(self.sae, name, written)
-        x = flat(self.sae, value, f"'{name}'")
-        x = x.to(_dtype(self.sae, x))
-        features = encoded(self.sae, x)
+        sae = self._part(name)
+        warn_if_elsewhere(sae, name, written)
+        x = flat(sae, value, f"'{name}'")
+        x = x.to(_dtype(sae, x))
+        features = encoded(sae, x)
         if not isinstance(features, Tensor):
-            raise TypeError(
-                f"encode of {type(self.sae).__name__} at '{name}' gave a {type(features).__name__}, no tensor"
-            )
+            raise TypeError(f"encode of {type(sae).__name__} at '{name}' gave a {type(features).__name__}, no tensor")
         if not bool(features.isfinite().all()):
             n_wrong = int((~features.isfinite()).sum())
             whose = "" if bool(x.isfinite().all()) else "; the site's own value is not finite either"
             raise ValueError(
-                f"encode of {type(self.sae).__name__} at '{name}' gave features {list(features.shape)} of which {n_wrong} are "
+                f"encode of {type(sae).__name__} at '{name}' gave features {list(features.shape)} of which {n_wrong} are "
                 f"NaN or infinite{whose}"
             )
         watched = features
@@ -130,7 +145,7 @@ class DictionaryHook(HookObject):
     def packed(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The settings with the dictionary's kind and sizes, and its weights as tensors `sae.<name>`."""
         sae = self.sae
-        if not isinstance(sae, SAE):
+        if not isinstance(sae, (SAE, LayerTranscoders)):
             raise ValueError(
                 f"{self!r} cannot be serialised: its sae is a {type(sae).__name__}, not a dictionary of this package"
             )
@@ -142,13 +157,13 @@ class DictionaryHook(HookObject):
         """The arguments of the constructor, with the dictionary that the settings describe."""
         weights = {name[4:]: value.clone() for name, value in settings.items() if name.startswith("sae.")}
         rest = {name: value for name, value in settings.items() if not name.startswith("sae.")}
-        sae = filled(rest.pop("sae", None), weights, "its dictionary")
+        sae = from_dict(rest.pop("sae", None), weights, "its dictionary")
         return {**rest, "sae": frozen(sae)}
 
 
 @dataclass(eq=False, repr=False)
 class Features(DictionaryHook, Detector):
-    """Computes the features at a site, without changing its value.
+    """Computes the features at a site, without changing its value; of transcoders of several layers at the sites they read.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -197,8 +212,8 @@ class Dictionary(DictionaryHook, Controller):
     """
 
     error: str = field(default="keep", kw_only=True)
-    edit: Edit | None = field(default=None, kw_only=True)
-    feature: Indices = field(default=None, kw_only=True)
+    edit: Edits = field(default=None, kw_only=True)
+    feature: Chosen = field(default=None, kw_only=True)
     value: float | int | None = field(default=None, kw_only=True)
     factor: float | int | None = field(default=None, kw_only=True)
     coefficient: float | int | None = field(default=None, kw_only=True)
@@ -206,7 +221,11 @@ class Dictionary(DictionaryHook, Controller):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.feature, self.positions = plain_indices("feature", self.feature), check_positions(self.positions)
+        self.positions = check_positions(self.positions)
+        if isinstance(self.feature, Mapping):
+            self.feature = {int(layer): plain_indices("feature", each) for layer, each in self.feature.items()}
+        else:
+            self.feature = plain_indices("feature", self.feature)
         self._check_edit()
         if self.error not in ERRORS:
             raise ValueError(f"error must be one of {', '.join(map(repr, ERRORS))}, got {self.error!r}")
@@ -230,34 +249,41 @@ class Dictionary(DictionaryHook, Controller):
     def _check_sites(self) -> None:
         """Raises ValueError for sites that do not suit the dictionary."""
         written = getattr(getattr(self.sae, "cfg", None), "hook_point_out", None)
+        if isinstance(self.sae, LayerTranscoders):
+            written = self.sae.sites_out[0]
         if written is not None:
             raise ValueError(f"a transcoder reads one site and writes another ({written!r}): use Transcode")
 
     def change(self, value: Tensor, hook: HookPoint) -> Any:
-        return self._spliced(self._encoded(value, hook), value, hook)
+        read = self._encoded(value, hook)
+        edited = self._edited(read.watched, hook, self.edit, self.feature)  # type: ignore[arg-type]
+        return self._replaced(value, hook, [read], [edited], lambda features: decoded(self.sae, features[0], read.x))
 
-    def _spliced(self, read: _Read, value: Tensor, hook: HookPoint) -> Tensor:
+    def _replaced(
+        self, value: Tensor, hook: HookPoint, reads: Sequence[_Read], edited: Sequence[Tensor], decode: Decode
+    ) -> Tensor:
         """The value with the reconstruction from the (edited) watched features, and the error according to `error`."""
-        edited = self._edited(read.watched, hook)
-        made = self._decoded(read, edited, value, hook)
+        made = self._shaped(decode(edited), value, hook)
         if self.error != "drop":
-            plain = made if edited is read.features else self._decoded(read, read.features, value, hook)
+            is_same = all(new is read.features for new, read in zip(edited, reads, strict=True))
+            plain = made if is_same else self._shaped(decode([read.features for read in reads]), value, hook)
             missing = value.to(made.dtype) - plain
             made = made + (missing.detach() if self.error == "detach" else missing)
         made = made.to(value.dtype)
-        if (node := made.grad_fn) is not None:
-            cast(Any, node).metadata["features"] = read.watched  # kept alive by the graph, not by this object
+        if (node := made.grad_fn) is not None:  # kept alive by the graph, not by this object
+            cast(Any, node).metadata["features"] = [read.watched for read in reads]
         return made
 
-    def _edited(self, features: Tensor, hook: HookPoint) -> Tensor:
-        if self.feature is not None:
-            for part in parts_of(features, hook, self.positions, features=self.feature):
+    def _edited(self, features: Tensor, hook: HookPoint, edit: Edit | None, chosen: Indices) -> Tensor:
+        """The features after an edit of them all, or of those chosen."""
+        if chosen is not None:
+            for part in parts_of(features, hook, self.positions, features=chosen):
                 features = part.replaced(features, self._new)
             return features
-        if self.edit is None:
+        if edit is None:
             return features
         copy = features.clone()
-        returned = self.edit(copy)
+        returned = edit(copy)
         edited = copy if returned is None else returned
         if not isinstance(edited, Tensor) or edited.shape != features.shape:
             got = list(edited.shape) if isinstance(edited, Tensor) else type(edited).__name__
@@ -273,62 +299,13 @@ class Dictionary(DictionaryHook, Controller):
         assert self.coefficient is not None, "one of the three is given"
         return values + self.coefficient
 
-    def _decoded(self, read: _Read, features: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
-        """The decoded features, in the shape of the value."""
-        made = decoded(self.sae, features, read.x)
+    def _shaped(self, made: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
+        """Decoded features in the shape of the value."""
         if made.numel() != value.numel():
             raise ValueError(
                 f"decode of {type(self.sae).__name__} gave {list(made.shape)}, and '{hook.name}' has {_axes(value, hook)}"
             )
         return made.reshape(value.shape)
-
-
-@dataclass(eq=False, repr=False)
-class Transcode(Dictionary):
-    """Splices a transcoder into the model: encodes the value of one site, and replaces another by the decoded features.
-
-    Args:
-        hook_point: the full names of the two sites, [input, output]; by default those in the dictionary's config. For an MLP:
-            ["blocks.3.mlp.hook_in", "blocks.3.hook_mlp_out"].
-        sae, error, edit: as for `Dictionary`; the error is the difference of the output site's value and the transcoder's output.
-
-    Raises ValueError unless there are two sites, and if the second is computed before the first.
-
-    >>> from hooked_lm import HookedTransformer
-    >>> from hooked_lm.interventions.dictionaries import Transcoder
-    >>> model = HookedTransformer.from_pretrained("demo")
-    >>> transcoder = Transcoder.Config(d_in=128, d_sae=512).build().to(model.device)
-    >>> splice = Transcode(
-    ...     ["blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out"], sae=transcoder, error="drop"
-    ... )
-    >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[splice])
-    """
-
-    _reads: PerThread[list[_Read]] = field(default_factory=lambda: PerThread(list), init=False)
-
-    def forget(self) -> None:
-        super().forget()
-        self._reads.value.clear()
-
-    def _own_site(self) -> Any:
-        cfg = getattr(self.sae, "cfg", None)
-        return [site for name in ("hook_point", "hook_point_out") if (site := getattr(cfg, name, None))]
-
-    def _check_sites(self) -> None:
-        sites = self.hook_point
-        if not isinstance(sites, (list, tuple)) or len(sites) != 2 or self.layer is not None or sites[0] == sites[1]:
-            raise ValueError(
-                f"a transcoder has two sites by full name, [read, written], and no layer; got {sites!r}, layer {self.layer}"
-            )
-
-    def change(self, value: Tensor, hook: HookPoint) -> Any:
-        reads = self._reads.value
-        if not reads or reads[0].site == hook.name:  # an interrupted forward pass may have left an entry
-            if hook.name == self.hook_point[1]:  # type: ignore[index]
-                raise ValueError(f"'{hook.name}' is computed before what it should be made of: give [read, written]")
-            reads[:] = [self._encoded(value, hook, self.hook_point[1])]  # type: ignore[index]
-            return None
-        return self._spliced(reads.pop(), value, hook)
 
 
 _kept: ContextVar[list[tuple[DictionaryHook, str, Tensor]] | None] = ContextVar("features", default=None)

@@ -1,17 +1,23 @@
-"""`load`: the dictionary of a file, a folder, or a repository on the hub, in any of the known formats."""
+"""`load` and `load_transcoders`: dictionaries of a file, a folder, or a repository on the hub, in any of the known formats."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from hooked_lm import hub_files
+from hooked_lm.interventions.dictionaries.circuit_tracer import load_circuit_tracer
 from hooked_lm.interventions.dictionaries.formats import load_dictionary_learning, load_saelens
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.published import Published, canonical, locate, releases
 from hooked_lm.interventions.dictionaries.sae import SAE, frozen, read_dictionary
 from hooked_lm.interventions.dictionaries.scopes import load_gemma_scope, load_llama_scope
+from hooked_lm.interventions.dictionaries.transcoder_set import LayerTranscoders, of_file
 from hooked_lm.results import stored
 
 BUNDLED = Path(__file__).parents[2] / "demo" / "dictionary.safetensors"
+TRANSCODERS = {  # of the bundled model
+    "demo": BUNDLED.with_name("transcoders.safetensors"),
+    "demo-cross-layer": BUNDLED.with_name("cross_layer_transcoder.safetensors"),
+}
 # A file that says the format of a folder -> the files that are read. The first that is there decides.
 FILES = {
     "cfg.json": ["cfg.json", "sae_weights.safetensors"],
@@ -57,6 +63,35 @@ def load(
     found = locate(str(path), sae_id)
     factor = found.scaling_factor if scaling_factor is None else scaling_factor
     return _from_disk(_downloaded(found, download), factor, found.settings)
+
+
+def load_transcoders(path: str | Path, **download: hub_files.Option) -> LayerTranscoders:
+    """The transcoders of several layers of a file that `save` wrote, a folder of circuit-tracer, or a repository on the hub.
+
+    "demo" are those of the MLPs of the bundled model, one for each layer, and "demo-cross-layer" is a cross-layer transcoder of
+    them. They are in evaluation mode, and their weights require no gradient.
+
+    Args:
+        path: a file or a folder; otherwise a repository on the hub, OWNER/NAME, with the path in it: OWNER/NAME/FOLDER.
+        download: for the hub: `revision`, `cache_dir`, `local_files_only`, `token`, `force_download`.
+
+    Raises ValueError for other files, and if the hub does not give it.
+
+    >>> load_transcoders("demo")
+    TranscoderSet(4 layers of ... features, batchtopk, k=...; blocks.*.mlp.hook_in to blocks.*.hook_mlp_out)
+    """
+    if str(path) in TRANSCODERS:
+        return of_file(TRANSCODERS[str(path)]).float()
+    if Path(path).is_dir():
+        return load_circuit_tracer(path, None, None, **download)
+    parts = str(path).split("/")
+    if Path(path).exists() or len(parts) < 2 or Path(path).suffix == ".safetensors":
+        return of_file(path)
+    inside = "/".join(parts[2:])
+    wanted = [f"{inside}/{name}".lstrip("/") for name in ("config.yaml", "layer_*.safetensors", "W_*.safetensors")]
+    return load_circuit_tracer(
+        hub_files.snapshot("/".join(parts[:2]), wanted, **download) / inside, None, None, **download
+    )
 
 
 def _downloaded(found: Published, download: Mapping[str, hub_files.Option]) -> Path:

@@ -127,14 +127,15 @@ class SAE(NotebookRepr, nn.Module):
 
     def read_out(self, made: Outputs, of: Inputs | None = None) -> Outputs:
         """What features write to the output site, with the bias and the skip connection of the vectors `of`."""
+        made = made + self.b_dec
         if self.W_skip is None:
-            return made + self.b_dec
+            return made
         if of is None:
             raise ValueError(
                 "a transcoder with a skip connection decodes features together with the vectors that they are of: give "
                 "decode(features, of=x)"
             )
-        return made + self.b_dec + of @ self.W_skip
+        return made + of @ self.W_skip
 
     def directions(self, output: int = 0) -> Float[Tensor, "d_sae d_out"]:
         """What each feature writes to one of the output sites, a view of `W_dec`; a dictionary has one such site, number 0."""
@@ -207,13 +208,17 @@ class SAE(NotebookRepr, nn.Module):
         return self
 
     @torch.no_grad()
-    def scale_inputs_(self, inputs: float, outputs: float) -> "SAE":
-        """Converts, in place, a dictionary of inputs and outputs that were multiplied by these numbers to the unscaled ones."""
+    def scale_inputs_(self, inputs: float, *outputs: float) -> "SAE":
+        """Converts, in place, a dictionary of inputs and outputs that were multiplied by these numbers to the unscaled ones.
+
+        `outputs`: the number of each output site.
+        """
         self.W_enc.mul_(inputs)
-        self.W_dec.div_(outputs)
-        self.b_dec.div_(outputs)
+        for number, factor in enumerate(outputs):
+            self.directions(number).div_(factor)
+        self.b_dec.div_(outputs[0])
         if self.W_skip is not None:
-            self.W_skip.mul_(inputs / outputs)
+            self.W_skip.mul_(inputs / outputs[0])
         return self
 
     # ---- description -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The files of Gemma Scope (`params.npz`, `params.safetensors`) and of Llama Scope: JumpReLU dictionaries."""
+"""The files of Gemma Scope (`params.npz`, `params.safetensors`) and of Llama Scope: JumpReLU dictionaries and transcoders."""
 
 import re
 from pathlib import Path
@@ -10,44 +10,54 @@ from hooked_lm.interventions.dictionaries.formats import Tensors, read_json, rea
 from hooked_lm.interventions.dictionaries.sae import SAE, frozen
 from hooked_lm.results import stored
 
-__all__ = ["load_gemma_scope", "load_llama_scope"]
+__all__ = ["load_gemma_scope", "load_llama_scope", "read_npz"]
 
-NAMES = {"w_enc": "W_enc", "w_dec": "W_dec", "b_enc": "b_enc", "b_dec": "b_dec", "threshold": "threshold"}
-# What a path says of the site: the name of a repository of Gemma Scope, or a folder of Gemma Scope 2.
+NAMES = {
+    "w_enc": "W_enc", "w_dec": "W_dec", "b_enc": "b_enc", "b_dec": "b_dec", "threshold": "threshold",
+    "affine_skip_connection": "W_skip",
+}  # fmt: skip
+# What a path says of the sites of input and output: the name of a repository of Gemma Scope, or a folder of Gemma Scope 2.
+# Transcoders of the former read the norm before its weight, those of the latter the input of the MLP.
 SITES = {
-    r"gemma-scope-\w+-\w+-res\b|resid_post": "hook_resid_post",
-    r"gemma-scope-\w+-\w+-mlp\b|mlp_out": "hook_mlp_out",
-    r"gemma-scope-\w+-\w+-att\b|attn_out": "attn.hook_z",
+    r"gemma-scope-\w+-\w+-res\b|resid_post": ("hook_resid_post", None),
+    r"gemma-scope-\w+-\w+-mlp\b|mlp_out": ("hook_mlp_out", None),
+    r"gemma-scope-\w+-\w+-att\b|attn_out": ("attn.hook_z", None),
+    r"gemma-scope-\w+-\w+-transcoders\b": ("ln2.hook_normalized", "hook_mlp_out"),
+    r"transcoder": ("mlp.hook_in", "hook_mlp_out"),
 }
 
 
 @stored.names_the_file
 def load_gemma_scope(path: str | Path) -> SAE:
-    """A dictionary of Gemma Scope (a folder with `params.npz`) or Gemma Scope 2 (with `params.safetensors`).
+    """A dictionary or transcoder of Gemma Scope (a folder with `params.npz`) or Gemma Scope 2 (with `params.safetensors`).
 
     The site is in the path: the layer in the name of a folder, its kind in that of the repository or of a folder; without these
-    the dictionary knows none. Dictionaries of `hook_z` read all heads, flattened.
+    the dictionary knows none. Dictionaries of `hook_z` read all heads, flattened. Cross-layer transcoders, which have a file for
+    each layer, load with `load_circuit_tracer`.
 
-    Raises ValueError for transcoders and for dictionaries of the embedding, whose inputs have other scales than the model's, and
+    Raises ValueError for crosscoders and for dictionaries of the embedding, whose inputs have other scales than the model's, and
     for unknown tensors.
     """
     path = Path(path)
     where = path.absolute().as_posix()
-    if strange := re.search(r"transcoder|crosscoder|\bclt|embedding", where):
-        raise ValueError(f"{path}: {strange[0]} of Gemma Scope is not understood, only autoencoders of layers")
+    if strange := re.search(r"crosscoder|\bclt|embedding", where):
+        raise ValueError(
+            f"{path}: {strange[0]} of Gemma Scope is not understood, only autoencoders and transcoders of layers"
+        )
     given = (
         read_tensors(path / "params.safetensors")
         if (path / "params.safetensors").exists()
-        else _npz(path / "params.npz")
+        else read_npz(path / "params.npz")
     )
     tensors = {NAMES.get(name.lower(), name): weight for name, weight in given.items()}
     if "W_enc" not in tensors or tensors["W_enc"].ndim != 2:
         raise ValueError(f"{path} has the tensors {', '.join(given)}, and no matrix W_enc among them")
     d_in, d_sae = tensors["W_enc"].shape
     layer = re.findall(r"layer_(\d+)", where)
-    kind = next((site for pattern, site in SITES.items() if re.search(pattern, where)), None)
-    site = f"blocks.{layer[-1]}.{kind}" if layer and kind else None
+    kinds = next((sites for pattern, sites in SITES.items() if re.search(pattern, where)), (None, None))
+    site, site_out = (f"blocks.{layer[-1]}.{kind}" if layer and kind else None for kind in kinds)
     described = {"kind": "jumprelu", "d_in": d_in, "d_sae": d_sae, "subtract_b_dec": False, "hook_point": site}
+    described |= {} if site_out is None else {"hook_point_out": site_out, "skip_connection": "W_skip" in tensors}
     return frozen(with_weights(described, tensors, path))
 
 
@@ -79,7 +89,7 @@ def load_llama_scope(path: str | Path) -> SAE:
     return frozen(sae.scale_inputs_(norm, norm))
 
 
-def _npz(file: Path) -> Tensors:
+def read_npz(file: Path) -> Tensors:
     """The arrays of a file of numpy; no pickles."""
     import numpy as np
 

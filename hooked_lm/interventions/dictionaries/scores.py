@@ -29,7 +29,8 @@ FIGURE = "figure"
 ABOVE_FLOORS = (
     "above floors"  # in `about`: the intervals of the differences by the headline figure, by the names of floors
 )
-MOST_ROWS = 40  # in a notebook
+WHOLE = "all"  # the label of all layers together
+MOST_ROWS = 80  # in a notebook
 UNBOUNDED = ("L0", "true L0", "frequency")  # figures that are no shares, besides cross entropies
 
 
@@ -74,10 +75,12 @@ class DictionaryScores(Scores):
         return {shown: floor.mean(-1) for shown, floor in found.items() if floor is not None}
 
     def compared(self) -> dict[str, float]:
-        """The headline figure of the dictionary ("dictionary") and of its floors, means over the rest of the grid; empty if the
-        headline was not selected."""
+        """The headline figure of the dictionary ("dictionary") and of its floors, means over the rest of the grid, or that of all
+        layers together; empty if the headline was not selected."""
         if self.headline not in self.axes.get(FIGURE, ()):
             return {}
+        if WHOLE in (layers := list(self.axes.get("layer", ()))) and len(layers) > 1:
+            return self.select(layer=WHOLE).compared()
         at = list(self.axes).index(FIGURE), list(self.axes[FIGURE]).index(self.headline)
         means = {"dictionary": self.mean, **self.floors}
         return {name: float(values.select(*at).nanmean()) for name, values in means.items()}

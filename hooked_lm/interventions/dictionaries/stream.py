@@ -21,7 +21,8 @@ from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.results.scores import provenance
 
 FILES = (".jsonl", ".json", ".parquet", ".csv", ".txt")  # endings of their names
-Pair = tuple[Float[Tensor, "row d_in"], Float[Tensor, "row d_out"]]
+Pair = tuple[Float[Tensor, "row *layer d_in"], Float[Tensor, "row *layer d_out"]]
+Sites = Site | list[Site]  # one, or a list of one for each layer
 Prompts = Sequence[str] | Tensor | VisionInputs
 Read = tuple[
     Tensor | VisionInputs, Bool[Tensor, "batch pos"] | None
@@ -30,7 +31,10 @@ Read = tuple[
 
 @runtime_checkable
 class Stream(Protocol):
-    """A source of training vectors: inputs and target outputs (the same for an autoencoder)."""
+    """A source of training vectors: inputs and target outputs (the same for an autoencoder).
+
+    They are [row, width], or [row, layer, width] for transcoders of several layers.
+    """
 
     def fill(self, number: int) -> Pair:
         """The vectors of buffer `number`; deterministic."""
@@ -41,7 +45,7 @@ class Stream(Protocol):
 
 @dataclass(repr=False)
 class ActivationBatches(NotebookRepr):
-    """Vectors in memory: inputs [row, d_in], and outputs [row, d_out] of a transcoder."""
+    """Vectors in memory: inputs [row, d_in], and outputs [row, d_out] of a transcoder; of several layers [row, layer, width]."""
 
     inputs: Tensor
     outputs: Tensor | None = None
@@ -68,7 +72,7 @@ def _not_a_path(text: str) -> str:
 
 
 class Activations:
-    """The activations of a model at one site, or at two, without gradients and padding.
+    """The activations of a model at one site, or at two, or at two for each of several layers, without gradients and padding.
 
     Each buffer is filled with the vectors of `buffer_prompts` prompts, in an order that is reshuffled in each epoch;
     `batch_size` of them run together.
@@ -76,7 +80,8 @@ class Activations:
     Args:
         prompts: texts (truncated to the model's n_ctx), token ids [prompt, pos], `VisionInputs` for a vision-language model, or,
             for a model without a tokenizer, its stacked inputs.
-        site, site_out: one site each, by name or short name; `site_out` is the output site of a transcoder.
+        site, site_out: one site each, by name or short name; `site_out` is the output site of a transcoder. For transcoders of
+            several layers a list of both: the vectors are then stacked, [row, layer, width].
         skip: how many positions at the start of each prompt are excluded, such as a BOS, whose activations are atypical.
 
     Raises ValueError for no prompts, for the name of a file in their place, for a name that matches several sites, and for a site
@@ -87,8 +92,8 @@ class Activations:
         self,
         model: HookedRootModule,
         prompts: Prompts,
-        site: Site,
-        site_out: Site | None = None,
+        site: Sites,
+        site_out: Sites | None = None,
         *,
         buffer_prompts: int = 256,
         batch_size: int = 32,
@@ -115,7 +120,8 @@ class Activations:
                 "positions are skipped from the left, where these prompts are padded: give padding_side='right'"
             )
         self.model, self.prompts, self.seed = model, prompts, seed
-        self.sites = [one_site(model, of) for of in ([site] if site_out is None else [site, site_out])]
+        self.of_layers = isinstance(site, list)
+        self.sites = [one_site(model, of) for of in both_sites(site, site_out)]
         if of_images := [name for name in self.sites if is_of_images(model, name)]:
             raise ValueError(
                 f"'{of_images[0]}' has values of images: train its dictionary on a HookedVisionEncoder, with pixels [image, "
@@ -146,7 +152,7 @@ class Activations:
 
     @torch.no_grad()
     def vectors(self, rows: Sequence[int]) -> Pair:
-        """The vectors at the sites for these prompts, [row, width]: one row for each position."""
+        """The vectors at the sites for these prompts, [row, width] or [row, layer, width]: one row for each position."""
         inputs, mask = self.inputs(rows)
         options: dict[str, Any] = {} if mask is None else {"attention_mask": mask.long()}
         if isinstance(self.model, BaseModel):  # then no more is computed than the sites need
@@ -161,11 +167,41 @@ class Activations:
                     f"the model has NaN or infinite values at '{site}': no dictionary can be trained"
                 )
             found.append(kept.float())
-        return found[0], found[-1]
+        return stacked(found, self.sites, self.of_layers)
 
     def inputs(self, rows: Sequence[int]) -> Read:
         """The model's input for these prompts, and the mask of real tokens (None: the input has no padding)."""
         return inputs_of(self.model, self.prompts, rows)
+
+
+def both_sites(site: Sites, site_out: Sites | None) -> list[Site]:
+    """The sites that are read, then those that are written, if there are any; ValueError unless there is one for each layer."""
+    if not isinstance(site, list) and not isinstance(site_out, list):
+        return [site] if site_out is None else [site, site_out]
+    if not isinstance(site, list) or not isinstance(site_out, list) or len(site) != len(site_out) or not site:
+        raise ValueError(
+            f"transcoders of several layers have a list of sites and one as long of site_out; got {site!r} and {site_out!r}"
+        )
+    return [*site, *site_out]
+
+
+def stacked(found: Sequence[Float[Tensor, "row d"]], sites: Sequence[str], of_layers: bool) -> Pair:
+    """The inputs and outputs from the vectors at all sites, in the order of `both_sites`.
+
+    Raises ValueError for sites of several widths where vectors of layers are stacked.
+    """
+    if not of_layers:
+        return found[0], found[-1]
+    half, widths = len(found) // 2, [vectors.shape[1] for vectors in found]
+    if len({*widths[:half]}) > 1 or len({*widths[half:]}) > 1:
+        known = ", ".join(f"{site} {width}" for site, width in zip(sites, widths, strict=True))
+        raise ValueError(f"transcoders of several layers read and write vectors of one width; got {known}")
+    return torch.stack(list(found[:half]), 1), torch.stack(list(found[half:]), 1)
+
+
+def by_layer(vectors: Float[Tensor, "row *layer d"]) -> list[Float[Tensor, "row d"]]:
+    """The vectors of each layer; of one site just these."""
+    return [vectors] if vectors.ndim == 2 else list(vectors.unbind(1))
 
 
 def as_rows(model: HookedRootModule, prompts: Prompts) -> Prompts:

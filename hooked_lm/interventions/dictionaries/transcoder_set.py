@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -52,6 +53,7 @@ class LayerTranscoders(NotebookRepr, nn.Module):
             return of(cfg.build(seed + place) for place, cfg in enumerate(self.transcoders))
 
     kind: ClassVar[str]
+    across: ClassVar[bool] = False
 
     def __init__(self, transcoders: Iterable[SAE]) -> None:
         super().__init__()
@@ -61,13 +63,11 @@ class LayerTranscoders(NotebookRepr, nn.Module):
         self.sites = tuple(str(sae.cfg.hook_point) for sae in parts)
         self.sites_out = tuple(str(sae.cfg.hook_point_out) for sae in parts)
         self.layers = _layers(self.sites, self.sites_out)
-        self._check_outputs()
-
-    def _check_outputs(self) -> None:
-        """Raises ValueError for features that write to another number of sites than the class wants."""
-        if wrong := [sae.cfg.n_outputs for sae in self.parts if sae.cfg.n_outputs != 1]:
+        wanted = [cfg.n_outputs for cfg in self.cfg.transcoders]
+        if (found := [sae.cfg.n_outputs for sae in parts]) != wanted:
             raise ValueError(
-                f"features that write to {wrong[0]} sites are of a cross-layer transcoder: give CrossLayerTranscoder"
+                f"the features of the layers of a {type(self).__name__} write to {wanted} sites (n_outputs), got {found}; its "
+                "Config sets them"
             )
 
     # ---- parts -------------------------------------------------------------------------------------------------------
@@ -80,9 +80,7 @@ class LayerTranscoders(NotebookRepr, nn.Module):
     @property
     def cfg(self) -> "LayerTranscoders.Config":
         """The configs of the transcoders."""
-        return LayerTranscoders.Config(
-            tuple(sae.cfg for sae in self.parts), across=isinstance(self, CrossLayerTranscoder)
-        )
+        return LayerTranscoders.Config(tuple(sae.cfg for sae in self.parts), self.across)
 
     @property
     def d_sae(self) -> int:
@@ -128,14 +126,18 @@ class LayerTranscoders(NotebookRepr, nn.Module):
         return self.parts[place].encode(x)
 
     def written(self, features: Sequence[Tensor]) -> list[Float[Tensor, "*batch d_out"]]:
-        """What features write to the output sites, without biases and skip connections: the sum over the layers before."""
-        made: list[Tensor | None] = [None] * len(features)
-        for source, (sae, values) in enumerate(zip(self.parts, features, strict=True)):
-            writes = (values @ sae.W_dec).unflatten(-1, (sae.cfg.n_outputs, sae.cfg.width_out))
-            for further in range(sae.cfg.n_outputs):
-                before, more = made[source + further], writes[..., further, :]
-                made[source + further] = more if before is None else before + more
-        return [one for one in made if one is not None]
+        """What features write to the output sites, without biases and skip connections: the sum over layers."""
+        return written(self.parts, features)
+
+    def sources(self, target: int) -> list[int]:
+        """The places whose features write to the output site of a place."""
+        return [source for source in range(target + 1) if target - source < self.parts[source].cfg.n_outputs]
+
+    def output(self, target: int, features: Sequence[Tensor], x: Inputs | None = None) -> Float[Tensor, "*batch d_out"]:
+        """The reconstruction at one output site, from the features of its `sources` and the input of its layer."""
+        pairs = zip(self.sources(target), features, strict=True)
+        made = [values @ self.parts[source].directions(target - source) for source, values in pairs]
+        return self.parts[target].read_out(made[0] if len(made) == 1 else torch.stack(made).sum(0), x)
 
     def outputs(
         self, features: Sequence[Tensor], inputs: Sequence[Tensor] | None = None
@@ -149,12 +151,24 @@ class LayerTranscoders(NotebookRepr, nn.Module):
                 raise ValueError(
                     f"{name} are a sequence with one tensor for each of {len(self)} layers, got {len(given)}"
                 )
-        of = [None] * len(self) if inputs is None else inputs
-        return [sae.read_out(made, x) for sae, made, x in zip(self.parts, self.written(features), of, strict=True)]
+        return outputs(self.parts, features, inputs)
 
     def forward(self, inputs: Sequence[Tensor]) -> list[Float[Tensor, "*batch d_out"]]:
         """The reconstructions at the output sites from the vectors at the input sites."""
         return self.outputs([sae.encode(x) for sae, x in zip(self.parts, inputs, strict=True)], inputs)
+
+    def objective(
+        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], sparsity: float
+    ) -> tuple[Float[Tensor, ""], list[Float[Tensor, "row d_sae"]], list[Float[Tensor, "row d_sae"]]]:
+        """The training loss, the sum of those of the layers, with the pre-activations and the features of each."""
+        hidden = [sae.hidden(x) for sae, x in zip(self.parts, inputs, strict=True)]
+        features = [sae.activate(before) for sae, before in zip(self.parts, hidden, strict=True)]
+        made = self.outputs(features, inputs)
+        loss = torch.stack([(y - one).pow(2).sum(-1).mean() for y, one in zip(targets, made, strict=True)]).sum()
+        for sae, before, values in zip(self.parts, hidden, features, strict=True):
+            sae.observe(values.detach())
+            loss = loss + sparsity * sae.penalty(before, values)
+        return loss, hidden, features
 
     # ---- description and files ---------------------------------------------------------------------------------------
 
@@ -256,16 +270,34 @@ class CrossLayerTranscoder(LayerTranscoders):
     """
 
     kind = "cross_layer"
-
-    def _check_outputs(self) -> None:
-        wanted = [len(self) - place for place in range(len(self))]
-        if (found := [sae.cfg.n_outputs for sae in self.parts]) != wanted:
-            raise ValueError(
-                f"features of a cross-layer transcoder write to their own layer and all after it, n_outputs {wanted}; got {found}"
-            )
+    across = True
 
 
 KINDS: dict[str, type[LayerTranscoders]] = {of.kind: of for of in (TranscoderSet, CrossLayerTranscoder)}
+
+
+def written(parts: Sequence[SAE], features: Sequence[Tensor]) -> list[Float[Tensor, "*batch d_out"]]:
+    """What the features of transcoders write to the output sites: of each layer the sum over it and those before it."""
+    made: list[list[Tensor]] = [[] for _ in parts]
+    for source, (sae, values) in enumerate(zip(parts, features, strict=True)):
+        writes = (values @ sae.W_dec).unflatten(-1, (sae.cfg.n_outputs, sae.cfg.width_out))
+        for further in range(sae.cfg.n_outputs):
+            made[source + further].append(writes[..., further, :])
+    return [each[0] if len(each) == 1 else torch.stack(each).sum(0) for each in made]
+
+
+def outputs(
+    parts: Sequence[SAE], features: Sequence[Tensor], inputs: Sequence[Tensor] | None
+) -> list[Float[Tensor, "*batch d_out"]]:
+    """The reconstructions of transcoders at the output sites."""
+    of = [None] * len(parts) if inputs is None else inputs
+    return [sae.read_out(made, x) for sae, made, x in zip(parts, written(parts, features), of, strict=True)]
+
+
+def from_dict(described: object, tensors: Mapping[str, Tensor], where: str) -> "SAE | LayerTranscoders":
+    """The dictionary, or the transcoders of layers, that `to_dict` described, with these weights."""
+    of_layers = isinstance(described, dict) and "transcoders" in described
+    return (filled_layers if of_layers else filled)(described, tensors, where)
 
 
 def filled_layers(described: object, tensors: Mapping[str, Tensor], where: str) -> LayerTranscoders:
@@ -282,6 +314,15 @@ def filled_layers(described: object, tensors: Mapping[str, Tensor], where: str) 
     if strange := [name for name in tensors if name not in known]:
         raise ValueError(f"{where}: {', '.join(strange[:3])} is not understood, with {len(parts)} transcoders")
     return KINDS[described["kind"]](saes)
+
+
+def of_file(path: str | Path) -> LayerTranscoders:
+    """The transcoders of a file that `save` wrote, of any class."""
+    kind = stored.kind_of(path)
+    classes = {of.__name__: of for of in KINDS.values()}
+    if kind not in classes:
+        raise ValueError(f"{path} holds type {kind}, not {' or '.join(classes)}")
+    return classes[kind].load(path)
 
 
 def _check_parts(parts: Sequence[object]) -> None:

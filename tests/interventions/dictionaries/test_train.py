@@ -209,16 +209,16 @@ def test_features_of_every_kind_that_nothing_activates_resample(cfg: SAE.Config)
 def test_a_feature_begins_as_what_is_missing_of_a_vector() -> None:
     data = mixtures(planted(), 64)
     for cfg in ALL_KINDS[:5]:
-        training = training_file._Training(ActivationBatches(data), cfg, TrainingConfig(steps=9, vectors_per_step=64))
+        training = training_file.Training(ActivationBatches(data), cfg, TrainingConfig(steps=9, vectors_per_step=64))
         training.step(data, data, 0)
-        x, sae = data * training.scales[0], training.sae
+        x, sae = data * training.scales[0][0], training.parts[0]
         with torch.no_grad():
             missing = x - sae(x)
         which = torch.zeros(64, dtype=torch.bool)
         which[[3, 40, 41]] = True
         before = {name: weight.detach().clone() for name, weight in sae.named_parameters()}
         training.unseen_for[:] = 9
-        training._resample(which, x, missing, 1)
+        training._resample(which[None], [x], [missing], 1)
         hidden = sae.hidden(x).detach()
         for feature in (3, 40, 41):
             row = int((sae.W_dec[feature] @ missing.T).div(missing.norm(dim=1)).argmax())
@@ -238,7 +238,7 @@ def test_a_feature_begins_as_what_is_missing_of_a_vector() -> None:
             state = training.optimizer.state[weight]["exp_avg_sq"]
             if name != "b_dec":
                 assert not (state.T if name == "W_enc" else state)[which].any()
-        assert training.unseen_for.tolist() == [0 if w else 9 for w in which]
+        assert training.unseen_for.tolist() == [[0 if w else 9 for w in which]]
 
 
 def test_a_transcoder_learns_a_map_between_two_spaces() -> None:
@@ -294,7 +294,7 @@ def test_a_training_that_was_broken_off_goes_on_as_if_it_had_not_been(
         assert not torch.equal(never.sae.W_enc, whole.sae.W_enc)
     assert_same(train_dictionary(model, texts, **options).sae, whole.sae)
     options |= {"directory": tmp_path, "checkpoint_every": 5}
-    step = training_file._Training.step
+    step = training_file.Training.step
 
     def breaks_off(self: Any, read: Tensor, written: Tensor, number: int) -> None:
         if number == 8:
@@ -302,7 +302,7 @@ def test_a_training_that_was_broken_off_goes_on_as_if_it_had_not_been(
         step(self, read, written, number)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training_file._Training, "step", breaks_off)
+        patched.setattr(training_file.Training, "step", breaks_off)
         with pytest.raises(KeyboardInterrupt):
             train_dictionary(model, texts, **options)
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.safetensors"]
@@ -394,11 +394,17 @@ def test_figures_are_those_of_hand_written_runs(model: HookedTransformer, texts:
 
     plain, spliced = loss(lambda v, hook: None), loss(lambda v, hook: sae(v))
     mean, zero = loss(lambda v, hook: x.mean(0).expand_as(v).clone()), loss(lambda v, hook: torch.zeros_like(v))
+    probabilities = [
+        [model.run_with_hooks(text, fwd_hooks=[(SITE, change)])[0, :-1].log_softmax(-1) for text in apart]
+        for change in (lambda v, hook: None, lambda v, hook: sae(v))
+    ]
+    log_p, log_q = (torch.cat(each) for each in probabilities)
+    divergence = (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()
     expected = {
         "explained variance": explained(sae, x), "L0": (features > 0).sum(1).float().mean().item(),
         "dead": (features > 0).any(0).logical_not().float().mean().item(), "CE": plain, "CE spliced": spliced,
         "CE mean-ablated": mean, "CE zero-ablated": zero, "CE recovered (mean)": (mean - spliced) / (mean - plain),
-        "CE recovered (zero)": (zero - spliced) / (zero - plain),
+        "CE recovered (zero)": (zero - spliced) / (zero - plain), "KL spliced": divergence,
     }  # fmt: skip
     assert list(figures.axes["figure"]) == list(expected)
     assert_close(figures.values[:, 0].tolist(), list(expected.values()))
