@@ -122,7 +122,8 @@ def attribution_graph(
     rows.add_targets()
     rows.add_most_influential(min(n, len(sources.features)), round_size, progress)
     about = provenance(
-        model, unit=sources.unit, position=position, max_nodes=max_nodes, constant_positions=constant,
+        model, prompt=prompt if isinstance(prompt, str) else None, n_layers=len(model.blocks), d_vocab=model.cfg.d_vocab,
+        unit=sources.unit, position=position, max_nodes=max_nodes, constant_positions=constant,
         transcoders=None if transcoders is None else repr(transcoders), round_size=round_size,
     )  # fmt: skip
     found = _graph(model, rows, about)

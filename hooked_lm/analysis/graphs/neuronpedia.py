@@ -128,7 +128,7 @@ def _content(
             "scan": scan or str(graph.about.get("scan") or graph.about.get("model", "unknown")),
             "transcoder_list": [],
             "prompt_tokens": list(graph.tokens),
-            "prompt": str(graph.about.get("prompt", "".join(graph.tokens))),
+            "prompt": str(graph.about.get("prompt") or "".join(graph.tokens)),
             "node_threshold": nodes,
             "schema_version": 1,
             "info": {"generator": {"name": "hooked_lm", "version": graph.about.get("hooked_lm", "")}},

@@ -60,7 +60,7 @@ def graph_page(
         graph.tokens,
         groups={name: list(of) for name, of in small.supernodes.items() if len(of)},
         cards=[cards[place] for place in order],
-        title=title or str(graph.about.get("prompt", "".join(graph.tokens))),
+        title=title or str(graph.about.get("prompt") or "".join(graph.tokens)),
         subtitle=_subtitle(graph, small),
         unit=graph.unit,
     )

@@ -127,6 +127,13 @@ class Side:
             values, labels = torch.cat([values, constant]), [*labels, step.label]
         return dict(zip(labels, values.unbind(), strict=True))
 
+    def linear(self, sources: Float[Tensor, "source batch pos d_model"]) -> Heads:
+        """The same, without the constants on the way."""
+        values: Tensor = upcast(sources)
+        for step in self.steps():
+            values = step.linear(values)
+        return values
+
 
 def same(x: Sources) -> Sources:
     return x

@@ -1,6 +1,6 @@
 """What is written to the stream that attention reads, split into sources: sublayers, heads, features of transcoders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from jaxtyping import Float
@@ -32,11 +32,18 @@ def sites_written(model: Decoder, of: Terms, by: str) -> list[str]:
     return [site for site in sites if site in known]
 
 
-def sources(model: Decoder, cache: Mapping[Any, Tensor], of: Terms, by: str, positions: Slice) -> dict[str, Vectors]:
-    """Label -> what a source adds to the stream at some positions; they sum to the stream."""
+def sources(
+    model: Decoder,
+    cache: Mapping[Any, Tensor],
+    of: Terms,
+    by: str,
+    positions: Slice,
+    without: Collection[str] = (),
+) -> dict[str, Vectors]:
+    """Label -> what a source adds to the stream at some positions, `without` the terms of some labels; they sum to the stream."""
     found = decompose.entering(model, cache, of, positions)
     for term in of.terms:
-        if term.step is None:
+        if term.step is None or term.label in without:
             continue
         whole = decompose.written(cache, [term], positions)
         found |= dict(_heads(model, cache, term, positions)) if by == HEADS and term.part == "attn" else whole
