@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,22 @@ class GraphInterventions(Tabular):
         """The measured change for each unit of predicted change, by least squares through 0."""
         squares = float(self.predicted.square().sum())
         return float((self.predicted * self.measured).sum()) / squares if squares else math.nan
+
+    def predicted_by(
+        self,
+        names: Sequence[str],
+        adjacency: Float[Tensor, "node node"],
+        totals: Float[Tensor, " node"],
+        n_features: int,
+    ) -> "GraphInterventions":
+        """The same interventions on single features, as far as these are nodes of another graph, with its predictions."""
+        kept = [row for row, name in enumerate(self.nodes) if name in names[:n_features]]
+        changes = torch.zeros(len(kept), len(names))
+        for place, row in enumerate(kept):
+            changes[place, names.index(self.nodes[row])] = float(self.about["times"]) - 1
+        predicted = predicted_changes(adjacency, totals, changes, n_features, len(self.targets))
+        nodes = [self.nodes[row] for row in kept]
+        return replace(self, nodes=nodes, predicted=predicted, measured=self.measured[kept], placebo=self.placebo[kept])
 
     def to_dataframe(self) -> "pd.DataFrame":
         """A row for each node and target: `node`, `target`, `predicted`, `measured`, `placebo`."""

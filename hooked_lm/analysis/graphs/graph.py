@@ -19,6 +19,7 @@ from hooked_lm.results.tabular import Tabular
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hooked_lm.viz.graphs import GraphView
 else:
     pd = lazy_import("pandas", "viz")
 
@@ -57,7 +58,7 @@ class AttributionGraph(Tabular):
         about: the origin: the model, versions, settings.
         directions: [target, width], what each target reads, 0 beyond the width of its site.
         reads: the site and the position that each target reads; "" for the input of the unembedding.
-        agreement: exact ablations of features in the model, beside what the pruned graph predicts.
+        agreement: exact ablations of features in the model, beside what this graph predicts.
         control: scores and agreement of a graph of the untrained twin, for the same prompt.
 
     Raises ValueError for shapes that do not fit and for supernodes with unknown nodes.
@@ -159,8 +160,8 @@ class AttributionGraph(Tabular):
     def pruned(self, nodes: float = 0.8, edges: float = 0.98) -> "AttributionGraph":
         """The graph of the nodes and edges with the largest influence: that share of the influence of nodes, and of edges.
 
-        Tokens and targets are kept. `others` then includes what flowed along edges that are left out, so sums stay exact. Raises
-        ValueError for shares outside of 0 to 1.
+        Tokens and targets are kept. `others` then includes what flowed along edges that are left out, so sums stay exact, and
+        `agreement` has the predictions of the smaller graph. Raises ValueError for shares outside of 0 to 1.
         """
         for name, share in (("nodes", nodes), ("edges", edges)):
             if not 0 <= share <= 1:
@@ -169,6 +170,17 @@ class AttributionGraph(Tabular):
         kept, links = influence.pruned(self.adjacency, self.weights, len(self.features), n_ends, nodes, edges)
         return self._part(kept, self.adjacency * links, {"nodes": nodes, "edges": edges})
 
+    def grouped(self, supernodes: Mapping[str, Sequence[str | int]]) -> "AttributionGraph":
+        """The graph with these supernodes: names of groups, each with its nodes by name or number.
+
+        Raises ValueError for a node that there is not, and for one in two groups.
+        """
+        found = {name: [self.node(node) for node in nodes] for name, nodes in supernodes.items()}
+        members = [node for nodes in found.values() for node in nodes]
+        if twice := [node for node in members if members.count(node) > 1]:
+            raise ValueError(f"{self.names[twice[0]]!r} is in two supernodes: a node belongs to one")
+        return replace(self, supernodes=found)
+
     def _part(self, kept: Tensor, adjacency: Tensor, settings: Mapping[str, float]) -> "AttributionGraph":
         """The graph of some nodes, with these edges."""
         inside = adjacency[kept][:, kept]
@@ -176,7 +188,7 @@ class AttributionGraph(Tabular):
         new = {int(node): place for place, node in enumerate(kept.nonzero()[:, 0])}
         n_features, n_errors = len(self.features), len(self.errors)
         is_feature, is_error = kept[:n_features], kept[n_features : n_features + n_errors]
-        return replace(
+        found = replace(
             self,
             features=self.features[is_feature],
             errors=self.errors[is_error],
@@ -188,6 +200,10 @@ class AttributionGraph(Tabular):
             supernodes={name: [new[node] for node in nodes if node in new] for name, nodes in self.supernodes.items()},
             about={**self.about, "pruned": {**settings, "of_nodes": self.n_nodes, "of_edges": self.n_edges}},
         )
+        if self.agreement is None:
+            return found
+        own = self.agreement.predicted_by(found.names, found.adjacency, found.totals, len(found.features))
+        return replace(found, agreement=own)
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
@@ -232,6 +248,41 @@ class AttributionGraph(Tabular):
         """The `n` nodes with the largest influence, of features, errors and tokens, as rows of `nodes()`."""
         table = self.nodes()
         return table[table["kind"] != TARGET].nlargest(n, "influence").reset_index(drop=True)
+
+    def plot(self, title: str = "", n_edges: int = SHOWN) -> "GraphView":
+        """Draw the edges that carry most influence, tokens at the bottom and targets at the top.
+
+        Width shows the influence of an edge on the targets, colour and dashes the sign of what it adds to its target. Raises
+        ValueError if n_edges is less than 1.
+        """
+        from hooked_lm.viz.graphs import layered_graph
+
+        if n_edges < 1:
+            raise ValueError(f"n_edges must be at least 1, got {n_edges}")
+        sizes = influence.normalized(self.adjacency) * (self.influence + self.weights)[:, None]
+        largest = sizes.flatten().topk(min(n_edges, self.n_edges)).indices
+        rows, columns = (largest // self.n_nodes).tolist(), (largest % self.n_nodes).tolist()
+        last = int(max([-1, *self.features[:, 0].tolist(), *self.errors[:, 0].tolist()])) + 1
+        each = [*self.features[:, 0].tolist(), *self.errors[:, 0].tolist()]
+        levels = [*map(float, each), *[-1.0] * len(self.tokens), *[float(last)] * len(self.targets)]
+        used = sorted({*rows, *columns}, key=lambda node: (levels[node], node))
+        signs = self.adjacency[rows, columns].sign()
+        return layered_graph(
+            {self.names[node]: levels[node] for node in used},
+            [
+                (self.names[s], self.names[t], f"{self.names[s]} → {self.names[t]}")
+                for s, t in zip(columns, rows, strict=True)
+            ],
+            signs * sizes[rows, columns],
+            title or f"Attribution graph of {len(self.features):,} {self.unit}s",
+            "influence on the targets",
+            f"{len(rows):,} of {self.n_edges:,} edges, those with the largest influence.{self._measured}",
+            ("adds to its target", "takes from its target"),
+        )
+
+    @property
+    def _measured(self) -> str:
+        return "" if self.agreement is None else f" Predictions: {self.agreement.in_words()}."
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

@@ -152,8 +152,8 @@ def _check_activations(model: Decoder) -> None:
             at_zero = mlp.act_fn(torch.zeros(1, device=weight.device, dtype=weight.dtype))
         if float(at_zero.abs()) > AT_ZERO:
             raise ValueError(
-                f"the activation function of '{site.rpartition('.')[0]}' is {float(at_zero):.2g} at 0: a neuron is no constant times "
-                "its argument there, so it is no node of a graph; give transcoders"
+                f"the activation function of '{site.rpartition('.')[0]}' is {float(at_zero):.2g} at 0: a neuron is no constant "
+                "times its argument there, so it is no node of a graph; give transcoders"
             )
 
 

@@ -14,7 +14,7 @@ from hooked_lm.analysis.graphs.build import ROUND, EdgeRows
 from hooked_lm.analysis.graphs.completeness import biases_of, check_sums, error_of_differences, error_of_sums
 from hooked_lm.analysis.graphs.features import FeatureSources
 from hooked_lm.analysis.graphs.frozen import FINAL
-from hooked_lm.analysis.graphs.graph import AttributionGraph
+from hooked_lm.analysis.graphs.graph import FEATURE, AttributionGraph
 from hooked_lm.analysis.graphs.interventions import intervene, targets_of
 from hooked_lm.analysis.graphs.neurons import NeuronSources
 from hooked_lm.analysis.graphs.sources import Sources
@@ -121,16 +121,26 @@ def attribution_graph(
     rows = EdgeRows(sources, wanted, max_memory)
     rows.add_targets()
     rows.add_most_influential(min(n, len(sources.features)), round_size, progress)
-    about = provenance(
-        model, prompt=prompt if isinstance(prompt, str) else None, n_layers=len(model.blocks), d_vocab=model.cfg.d_vocab,
-        unit=sources.unit, position=position, max_nodes=max_nodes, constant_positions=constant,
-        transcoders=None if transcoders is None else repr(transcoders), round_size=round_size,
-    )  # fmt: skip
+    settings = {
+        "n_layers": len(model.blocks),
+        "d_vocab": model.cfg.d_vocab,
+        "position": position,
+        "max_nodes": max_nodes,
+        "round_size": round_size,
+        "constant_positions": constant,
+        "seed": seed,
+    }
+    about = provenance(model, prompt=prompt if isinstance(prompt, str) else None, **settings)
+    if transcoders is not None:
+        about["transcoders"] = repr(transcoders)
     found = _graph(model, rows, about)
     if check:
-        found = replace(
-            found, agreement=intervene(model, found.pruned(), transcoders, n=check, seed=seed, max_memory=max_memory)
-        )
+        small = found.pruned()
+        names = small.names[small.slice_of(FEATURE)]
+        drawn = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))[:check].sort().values
+        nodes = [names[place] for place in drawn.tolist()]
+        measured = intervene(model, found, transcoders, nodes=nodes, seed=seed, max_memory=max_memory)
+        found = replace(found, agreement=measured)
     twin = untrained_twin(model, control, seed=seed)
     return (
         found if twin is None else replace(found, control=_control(twin, tokens, transcoders, found, check, max_memory))
