@@ -22,7 +22,7 @@ from hooked_lm.models.vision.inputs import Rows
 BIAS = "position_bias"
 TOLERANCE = 1e-4
 Pairs = Float[Tensor, "head query_source key_source pos prompt"]
-Vectors = dict[str, Float[Tensor, "prompt pos head d_head"]]  # of each source, in the queries or keys of heads
+Vectors = dict[str, Float[Tensor, "prompt _pos head d_head"]]  # of each source, in the queries or keys of heads
 
 
 @dataclass(frozen=True)
