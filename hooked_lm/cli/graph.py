@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hooked_lm.analysis.graphs import AttributionGraph
+    from hooked_lm.interventions.dictionaries import LayerTranscoders
 
 FORMATS = {"influence": ".4f", "activation": ".2f"}
 
@@ -37,6 +38,10 @@ def graph(
     max_nodes: Annotated[int | None, typer.Option(help="The number of features, or neurons, to keep.")] = None,
     nodes: Annotated[float, typer.Option(help="The share of the influence of nodes that is shown.")] = 0.8,
     edges: Annotated[float, typer.Option(help="The share of the influence of edges that is shown.")] = 0.98,
+    check: Annotated[
+        int,
+        typer.Option(help="The number of features to ablate in the model itself, to compare the graph's predictions."),
+    ] = 20,
     k: Annotated[int, typer.Option(help="The number of nodes to list.")] = 10,
     html: Annotated[Path | None, typer.Option(help="Also write the graph to this page.")] = None,
     neuronpedia: Annotated[
@@ -51,19 +56,18 @@ def graph(
     check_writable(html, neuronpedia, save)
     if transcoders is not None:
         check_readable(transcoders, "transcoders of several layers")
-    from hooked_lm.analysis.graphs import attribution_graph
-    from hooked_lm.analysis.graphs.neuronpedia import to_neuronpedia
-    from hooked_lm.analysis.graphs.page import graph_page
-    from hooked_lm.interventions import dictionaries
+    from hooked_lm.analysis.graphs import attribution_graph, graph_page, to_neuronpedia
+    from hooked_lm.engine.answers import right_and_wrong
     from hooked_lm.reports.circuit import answers_of
 
     loaded = decoder(model, "graph")
     given, words = prompt_of(loaded, prompt)
-    options: dict[str, Any] = {"max_nodes": max_nodes}
-    if transcoders is not None:
-        options["transcoders"] = dictionaries.load(str(transcoders))
+    options: dict[str, Any] = {"max_nodes": max_nodes, "check": check}
     if answers is not None:
         options["answers"] = tuple(side for [side] in answers_of([answers]))
+        right_and_wrong(*options["answers"], loaded)  # raises for two that are the same
+    if transcoders is not None:
+        options["transcoders"] = _transcoders(transcoders)
     found = attribution_graph(loaded, getattr(given, "tokens", given), **options)
     small = found.pruned(nodes, edges)
     table = _show(found, small, k)
@@ -87,12 +91,25 @@ def graph(
         "of_edges": found.n_edges,
         "completeness": dict(found.completeness),
         "scores": found.scores,
+        "agreement": None if found.agreement is None else found.agreement.correlation,
+        "control": found.control or None,
         "nodes": records(table.astype(object).where(table.notna(), None)),
         "edges": records(small.to_dataframe()),
         "html": html and html.resolve(),
         "neuronpedia": neuronpedia and neuronpedia.resolve(),
         "graph": save and save.resolve(),
     }
+
+
+def _transcoders(path: Path) -> "LayerTranscoders":
+    """The transcoders in a file. Raises ValueError for a file with anything else."""
+    from hooked_lm import load
+    from hooked_lm.interventions.dictionaries import LayerTranscoders
+
+    found = load(path)
+    if not isinstance(found, LayerTranscoders):
+        raise ValueError(f"{path} holds a {type(found).__name__}; --transcoders wants transcoders of several layers")
+    return found
 
 
 def _show(found: "AttributionGraph", small: "AttributionGraph", k: int) -> "pd.DataFrame":
@@ -106,6 +123,10 @@ def _show(found: "AttributionGraph", small: "AttributionGraph", k: int) -> "pd.D
         shown(f"{name} exact to", f"{value:.0e} of the largest total")
     for name, value in found.scores.items():
         shown(f"{name} score", f"{value:.2f}")
+    if found.agreement is not None:
+        shown("predictions", found.agreement.in_words())
+    for name, value in (found.control or {}).items():
+        shown(f"{name} of an untrained twin", f"{value:.2f}")
     table = small.nodes().assign(influence=[float(found.influence[found.node(name)]) for name in small.names])
     say(f"\nThe {escape(found.unit)}s, errors and tokens with the largest influence on the targets:")
     largest = table[table["kind"] != "target"].nlargest(k, "influence")
