@@ -16,7 +16,8 @@ GRAPH_TOOLS = mutants({
          "nope = project(times(norm.linear(latent), cfg.kv_factor), W_UK)", "nope = project(times(latent, cfg.kv_factor), W_UK)"),
     ],
     "analysis/graphs/qk_run.py": [
-        ("terms are those before a soft cap", "analysis/graphs/test_qk.py::a_cap_is_a_ratio", "return terms * ratio,", "return terms,"),
+        ("terms are those before a soft cap", "analysis/graphs/test_qk.py::a_cap_is_a_ratio",
+         "return terms * ratio,", "return terms,"),
         ("a sum that is not the score passes", "analysis/graphs/test_qk.py::terms_that_do_not_sum",
          "if not difference <= max(TOLERANCE", "if False and not difference <= max(TOLERANCE"),
         ("a bias of positions is no term", "analysis/graphs/test_qk_families.py::bloom",
