@@ -14,6 +14,7 @@ ARXIV, DOI = r"arXiv:\d{4}\.\d{4,5}", r"doi:10\.\d{4,}/[\w./()<>;:-]*\w"
 PAGE = r"(?:https://)?[\w-]+(?:\.[\w-]+)*\.(?:ai|co|com|io|org|pub)/[\w./#-]*\w"
 
 PAPERS = {
+    "Ameisen et al. 2025": "transformer-circuits.pub/2025/attribution-graphs/methods.html",
     "Bricken et al. 2023": "transformer-circuits.pub/2023/monosemantic-features/index.html",
     "Chan et al. 2022": "www.alignmentforum.org/posts/JvZhhzycHu2Yd57RN/causal-scrubbing-a-method-for-rigorously-testing",
     "Efron 1979": "doi:10.1214/aos/1176344552",

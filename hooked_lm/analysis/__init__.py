@@ -1,6 +1,6 @@
 """What can be read off a run and its gradients: attribution, circuits, alignments, lenses, heads, weights."""
 
-from hooked_lm.analysis import circuits, metrics, rankings
+from hooked_lm.analysis import circuits, graphs, metrics, rankings
 from hooked_lm.analysis.alignment.alignment import Alignment, BoundlessAlignment
 from hooked_lm.analysis.alignment.interchange import Location, interchange, interchange_accuracy
 from hooked_lm.analysis.alignment.search import sweep_alignments, train_alignment
@@ -12,7 +12,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
 from hooked_lm.analysis.evaluation import evaluate
-from hooked_lm.analysis.graphs.qk import QKAttribution, qk_attribution
+from hooked_lm.analysis.graphs import AttributionGraph, QKAttribution, attribution_graph, qk_attribution
 from hooked_lm.analysis.probes import Probes, RegressionProbes, train_probe
 from hooked_lm.analysis.rankings import CircuitTask, Leaderboard, TaskRankings, leaderboard
 from hooked_lm.analysis.reading.composition import head_composition
@@ -36,6 +36,7 @@ from hooked_lm.keywords import answer_keywords
 __all__ = [
     "Alignment",
     "Attribution",
+    "AttributionGraph",
     "BackwardRules",
     "BoundlessAlignment",
     "Circuit",
@@ -61,6 +62,7 @@ __all__ = [
     "attribute",
     "attribute_edges",
     "attribute_nodes",
+    "attribution_graph",
     "circuits",
     "copying_scores",
     "detect_head",
@@ -68,6 +70,7 @@ __all__ = [
     "evaluate",
     "feature_report",
     "features_table",
+    "graphs",
     "head_composition",
     "head_scores",
     "head_top_tokens",

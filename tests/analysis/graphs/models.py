@@ -23,6 +23,7 @@ GATED = {
     "act_fn": "silu", "normalization_type": "RMS", "gated_mlp": True, "final_rms": True, "n_key_value_heads": 2,
     "positional_embedding_type": "rotary",
 }  # fmt: skip
+UNNORMED = {"act_fn": "gelu_new", "normalization_type": None}
 MODELS: dict[str, dict[str, Any]] = {
     "plain": PLAIN,
     "gated": GATED,
@@ -34,7 +35,7 @@ TOKENS = torch.tensor([[1, 7, 23, 5, 12, 11, 29]])
 
 def tiny(kind: str = "plain") -> HookedTransformer:
     """A model with random weights of order one, biases and norms too."""
-    model = HookedTransformer({**SIZES, **MODELS[kind]})
+    model = HookedTransformer({**SIZES, **(UNNORMED if kind == "unnormed" else MODELS[kind])})
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
