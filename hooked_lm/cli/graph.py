@@ -64,8 +64,9 @@ def graph(
     given, words = prompt_of(loaded, prompt)
     options: dict[str, Any] = {"max_nodes": max_nodes, "check": check}
     if answers is not None:
-        options["answers"] = tuple(side for [side] in answers_of([answers]))
-        right_and_wrong(*options["answers"], loaded)  # raises for two that are the same
+        right, wrong = (side for [side] in answers_of([answers]))
+        right_and_wrong(right, wrong, loaded)  # raises for two that are the same
+        options["answers"] = right, wrong
     if transcoders is not None:
         options["transcoders"] = _transcoders(transcoders)
     found = attribution_graph(loaded, getattr(given, "tokens", given), **options)
@@ -131,7 +132,12 @@ def _show(found: "AttributionGraph", small: "AttributionGraph", k: int) -> "pd.D
     say(f"\nThe {escape(found.unit)}s, errors and tokens with the largest influence on the targets:")
     largest = table[table["kind"] != "target"].nlargest(k, "influence")
     rows = [
-        {"node": viz.visible(row["name"], 30), "kind": row["kind"], "token": viz.visible(row["token"]), **_numbers(row)}
+        {
+            "node": viz.visible(str(row["name"]), 30),
+            "kind": row["kind"],
+            "token": viz.visible(str(row["token"])),
+            **_numbers(row),
+        }
         for row in records(largest)
     ]
     show_table(rows, FORMATS)

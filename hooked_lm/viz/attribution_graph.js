@@ -5,7 +5,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 for (const page of document.querySelectorAll(".traced")) {
   const {nodes, edges, tokens, layers, groups, cards, words} = JSON.parse(page.querySelector("script.data").textContent);
-  const find = css => page.querySelector(css), drawing = find(".scroll"), panel = find(".panel"), live = find(".live");
+  const find = css => page.querySelector(css), drawing = find(".scroll"), panel = find(".panel"), card = find(".card"), live = find(".live");
   const range = find(".share"), only = find(".only"), collapse = find(".collapse"), groupButton = find(".group-pins"), clear = find(".clear");
   const closed = new Map(groups.map(([name, of]) => [name, of])), pinned = new Set();
   let chosen = null, pointed = null, units = new Map(), links = [], places = new Map(), longest = LETTERS[0];
@@ -238,6 +238,8 @@ for (const page of document.querySelectorAll(".traced")) {
 
   function describe(key) {
     panel.replaceChildren();
+    card.replaceChildren();
+    card.hidden = true;
     if (key === null) {
       html("h3", words.none, panel);
       html("p", words.how, panel, "hint");
@@ -255,8 +257,9 @@ for (const page of document.querySelectorAll(".traced")) {
     list(words.outputs, out(key).map(link => ({key: link.target, weight: link.weight})));
     if (unit.kind === "group") list(words.members, unit.members.map(id => ({id})));
     else if (node.card !== null) {
-      const card = html("div", "", panel, "card");
+      card.hidden = false;
       card.innerHTML = cards[node.card];  // written with all text escaped
+      card.prepend(html("h3", node.label || node.name, null));
     }
   }
   function facts(unit, node) {

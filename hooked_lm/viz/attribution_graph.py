@@ -193,7 +193,8 @@ BODY = """<div class="traced">
 <span><svg width="28" height="10"><path class="edge down" d="M0 5H28" stroke-width="3"/></svg>negative</span>
 </div>
 <p class="hint"><kbd>arrows</kbd> move, <kbd>Enter</kbd> keeps a node, <kbd>p</kbd> or <kbd>Shift</kbd>+click pins it,
-<kbd>i</kbd> and <kbd>o</kbd> follow its strongest input and output, <kbd>g</kbd> groups pinned nodes, <kbd>Esc</kbd> lets go.</p></div>
+<kbd>i</kbd> and <kbd>o</kbd> follow its strongest input and output, <kbd>g</kbd> groups pinned nodes, <kbd>Esc</kbd> lets go.</p>
+<div class="card" hidden></div></div>
 <div class="panel"></div>
 </div>
 <div class="live" aria-live="polite"></div>

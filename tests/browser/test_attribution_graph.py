@@ -67,7 +67,7 @@ def test_a_node_shows_its_edges(browser: Browser, small: Path) -> None:
     assert browser.text(".panel .said-label") == "animals"
     assert "edges, bias +0.500 and others" in browser.text(".panel .sum")
     assert [number for _, number in inputs(browser)] == ["+2.50", "\N{MINUS SIGN}0.500", "+1.50", "+1.00"]
-    assert browser.text(".panel .card caption") == "promoted"
+    assert browser.text(".card caption") == "promoted"
     browser.hover(".panel h3")
     browser.until(lambda: browser.text(".panel h3") == "No node is chosen")
 

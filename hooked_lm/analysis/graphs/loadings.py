@@ -1,6 +1,6 @@
 """Head loadings: how much of an edge of an attribution graph flows through which head, from which position."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from hooked_lm.engine.prompts import position_labels
 from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.interventions.dictionaries.transcoder_set import LayerTranscoders
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.results import Label
 from hooked_lm.results.scores import Scores, provenance
 
 __all__ = ["head_loadings"]
@@ -80,7 +81,7 @@ def head_loadings(
             f"{edge:.4g}: the graph is of another model, or of other transcoders"
         )
     about = provenance(model, of="loading of an edge", source=names[0], target=names[1], edge=edge)
-    axes = {"head": list(loadings), "position": position_labels(model, tokens)}
+    axes: dict[str, Sequence[Label]] = {"head": list(loadings), "position": position_labels(model, tokens)}
     return Scores(values[..., None], axes, about=about)
 
 
@@ -111,7 +112,11 @@ def _read(
     for site, (position, vector) in written.items():
         if site in gradients:
             direct[position] += float(gradients[site][0, position].float() @ vector.float())
-    found = {layer: gradients[f"blocks.{layer}.attn.hook_z"][0] for layer in layers if f"blocks.{layer}.attn.hook_z" in gradients}
+    found = {
+        layer: gradients[f"blocks.{layer}.attn.hook_z"][0]
+        for layer in layers
+        if f"blocks.{layer}.attn.hook_z" in gradients
+    }
     return direct, {layer: value.detach() for layer, value in found.items()}
 
 
@@ -125,12 +130,14 @@ def _moved(
     live = FrozenModel(model, frozen.tokens, frozen.links, [*frozen.reads, *values.values()])
     given = {FIRST: live.values[FIRST], **live.given}
     size = sum(vector.float().norm() for _, vector in written.values())
-    times = float(max(given[site].float().norm() for site in written) / size) if size else 1.0  # so that rounding is small
+    times = (
+        float(max(given[site].float().norm() for site in written) / size) if size else 1.0
+    )  # so that rounding is small
     changed = {site: value.clone() for site, value in given.items()}
     for site, (position, vector) in written.items():
         changed[site][0, position] += times * vector.to(changed[site])
     after = live.run(changed[FIRST], changed)
-    found = {}
+    found: dict[str, Tensor] = {}
     for layer, site in values.items():
         attn = model.blocks[layer].attn
         moved = (after[site] - live.values[site])[0].float() / times  # [pos, kv_head, d_head]

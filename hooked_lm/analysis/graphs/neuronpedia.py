@@ -45,7 +45,7 @@ def to_neuronpedia(
 
     Args:
         graph: the whole graph, whose influences decide what is kept.
-        nodes, edges: the shares of influence that are kept, as in `AttributionGraph.pruned`; 1 keeps all.
+        nodes, edges: the shares of influence that are kept, as in `AttributionGraph.pruned`.
         slug: the name of the graph in the viewer: small letters, digits and hyphens.
         scan: the id of the transcoders in the viewer, which finds their features by it; by default the name of the model.
         labels: texts of nodes by name, as `{"L1F17@3": "names"}`.
@@ -259,6 +259,7 @@ def _graph(content: Mapping[str, Any]) -> AttributionGraph:
     errors = [(int(node["layer"]), int(node["ctx_idx"])) for node in of[ERROR]]
     metadata, sums = content["metadata"], adjacency.sum(1).tolist()
     ids = [int(node["node_id"].split("_")[1]) for node in of[TOKEN]]
+    target_ids = [int(node["target_id"] if "target_id" in node else node["feature"]) for node in of[TARGET]]
     about = {"prompt": metadata["prompt"], "scan": metadata["scan"], **(metadata.get("generation_settings") or {})}
     about |= {"n_layers": int(of[TARGET][0]["layer"]) - 1} if of[TARGET] else {}
     groups = [group for group in content["qParams"].get("supernodes", ()) if len(group) > 1]
@@ -274,7 +275,7 @@ def _graph(content: Mapping[str, Any]) -> AttributionGraph:
         biases=torch.tensor([float(node.get("bias", 0.0)) for node in order]),
         others=torch.tensor([float(node.get("others", 0.0)) for node in order]),
         token_ids=torch.tensor(ids, dtype=torch.long),
-        target_ids=torch.tensor([int(node.get("target_id", node["feature"])) for node in of[TARGET]], dtype=torch.long),
+        target_ids=torch.tensor(target_ids, dtype=torch.long),
         unit=metadata.get("unit", FEATURE),
         completeness=metadata.get("checks", {}),
         supernodes={group[0]: [place[node] for node in group[1:] if node in place] for group in groups},
