@@ -104,8 +104,8 @@ def graph(
 
 def _transcoders(path: Path) -> "LayerTranscoders":
     """The transcoders in a file. Raises ValueError for a file with anything else."""
-    from hooked_lm import load
     from hooked_lm.interventions.dictionaries import LayerTranscoders
+    from hooked_lm.saved import load
 
     found = load(path)
     if not isinstance(found, LayerTranscoders):

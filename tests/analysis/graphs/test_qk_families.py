@@ -16,9 +16,9 @@ QUICK = [case for case in FIRST if case.family in ("gemma2", "deepseek_v3", "blo
 NO_SUM = "the sum of what sublayers|no stream is the sum of what sublayers"
 CLIP = "clips its queries and keys"
 OTHER = "in a way that is not known|adds something to its scores|does more than divide"
+CLIPPED = ("olmo-full-clipped", "mpt-untied-clipped-scaled", "dbrx-grouped-clipped", "dbrx-full-not-renormalised-gelu")
 REFUSED = {
-    **dict.fromkeys(("olmo-full-clipped", "mpt-untied-clipped-scaled", "dbrx-grouped-clipped", "dbrx-full-not-renormalised-gelu"), CLIP),
-    **dict.fromkeys(("olmoe-clipped-after-norms", "olmoe-loosely-clipped-biased"), CLIP),
+    **dict.fromkeys((*CLIPPED, "olmoe-clipped-after-norms", "olmoe-loosely-clipped-biased"), CLIP),
     **dict.fromkeys(("axk2", "jetmoe", "doge", "zaya"), OTHER),
     **dict.fromkeys(("openai-gpt", "opt-post-norm-projected", "bloom-normed-residuals"), NO_SUM),
     **dict.fromkeys(("minimax-one-to-one-weighted", "minimax-one-expert-each-of-three-gelu-linear-rotary"), NO_SUM),
