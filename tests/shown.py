@@ -75,6 +75,10 @@ def neurons() -> Any:
     return circuits.neuron_circuit(model(), *prompts, answers=(" Mary", " John"), n_neurons=5, check=False)
 
 
+def attribution_graph() -> analysis.AttributionGraph:
+    return analysis.attribution_graph(model(), TEXT, max_nodes=8, check=5, control=None, progress=False)
+
+
 def gradients() -> GradientReport:
     report = GradientReport("blocks.*.hook_resid_post")
     with model().hooks([report]):
@@ -173,6 +177,8 @@ RESULTS = {
     "Circuit": Result(circuit),
     "Comparison": Result(comparison),
     "NeuronCircuit": Result(neurons),
+    "AttributionGraph": Result(attribution_graph),
+    "GraphInterventions": Result(lambda: attribution_graph().agreement),
     "TaskRankings": Result(rankings),
     "Leaderboard": Result(lambda: analysis.Leaderboard([rankings()])),
     "GradientReport": Result(gradients),

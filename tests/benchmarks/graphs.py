@@ -1,7 +1,7 @@
 """Time and memory of attribution graphs against the length of the prompt: `python -m tests.benchmarks.graphs [LENGTH ...]`.
 
-A model of the size of GPT-2 small with random weights; random transcoders of 4096 features, TopK with 32, and neurons. Each graph in
-a fresh process: seconds, the peak by which its memory exceeds that before, and the largest error of its sums.
+A model of the size of GPT-2 small with random weights; random transcoders of 4096 features, TopK with 32, and neurons. Each graph
+in a fresh process: seconds, the peak by which its memory exceeds that before, and the largest error of its sums.
 """
 
 import json

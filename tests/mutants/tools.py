@@ -2,6 +2,8 @@
 
 from tests.mutants.mutant import mutants
 
+GRAPHS = "analysis/graphs/test_attribution_graph.py"
+
 # fmt: off
 TOOLS = mutants({
     "analysis/thoughts/sentences.py": [
@@ -110,37 +112,39 @@ TOOLS = mutants({
          "w_q[self._place(ONE), n_keys] = rest * score", "w_q[self._place(ONE), n_keys] = 0"),
     ],
     "analysis/graphs/frozen.py": [
-        ("patterns are not constant", "analysis/graphs/test_attribution_graph.py::edges_are_gradients_of_the_rules",
+        ("patterns are not constant", f"{GRAPHS}::edges_are_gradients_of_the_rules",
          "hooks += [(site, _expanded(value)) for site, value in self.constants.items()]", "hooks += []"),
-        ("a skip connection is a constant", "analysis/graphs/test_attribution_graph.py::sum_to_what_the_model_computes",
+        ("a skip connection is a constant", f"{GRAPHS}::sum_to_what_the_model_computes",
          "return given + link(live)", "return given + link(live).detach()"),
     ],
     "analysis/graphs/features.py": [
-        ("features write to their own layer alone", "analysis/graphs/test_attribution_graph.py::sum_to_what_the_model_computes",
+        ("features write to their own layer alone", f"{GRAPHS}::sum_to_what_the_model_computes",
          "decoder = self.transcoders.decoder(source, target)",
          "decoder = self.transcoders.decoder(source, target) if source == target else None"),
-        ("the bias of a transcoder is an error and a bias", "analysis/graphs/test_attribution_graph.py::sum_to_what_the_model_computes",
+        ("a bias of a transcoder is an error too", f"{GRAPHS}::sum_to_what_the_model_computes",
          "written = torch.zeros_like(self.frozen.given[site][0]) + self._bias(site)",
          "written = torch.zeros_like(self.frozen.given[site][0])"),
-        ("features at constant positions are nodes", "analysis/graphs/test_attribution_graph.py::constant_positions_have_no_nodes",
+        ("features at constant positions are nodes", f"{GRAPHS}::constant_positions_have_no_nodes",
          "kept[: self.constant] = 0", "kept[:0] = 0"),
     ],
     "analysis/graphs/neurons.py": [
-        ("each factor of a gated neuron has the whole", "analysis/graphs/test_attribution_graph.py::sum_to_what_the_model_computes",
+        ("each factor of a gated neuron has the whole", f"{GRAPHS}::sum_to_what_the_model_computes",
          "(value / factor / n)", "(value / factor)"),
-        ("error nodes include the neurons that are kept", "analysis/graphs/test_attribution_graph.py::sum_to_what_the_model_computes",
+        ("error nodes include the neurons that are kept", f"{GRAPHS}::sum_to_what_the_model_computes",
          "kept, alpha=-1)", "kept, alpha=0)"),
     ],
     "analysis/graphs/build.py": [
-        ("features are chosen by their influence on each other", "analysis/graphs/test_attribution_graph.py::more_influence_than_chance",
-         "order = total[:n_features].argsort(descending=True, stable=True)", "order = total[:n_features].argsort(stable=True)"),
-        ("neurons that are left out are lost", "analysis/graphs/test_attribution_graph.py::small_graph_is_a_part",
+        ("features are chosen by their influence on each other", f"{GRAPHS}::more_influence_than_chance",
+         "order = total[:n_features].argsort(descending=True, stable=True)",
+         "order = total[:n_features].argsort(stable=True)"),
+        ("neurons that are left out are lost", f"{GRAPHS}::small_graph_is_a_part",
          "outer.index_add_(1, places, left_out)", "outer.index_add_(1, places, 0 * left_out)"),
     ],
     "analysis/graphs/completeness.py": [
-        ("biases are those of a run with features", "analysis/graphs/test_attribution_graph.py::sum_to_what_the_model_computes",
-         "frozen.run(torch.zeros_like(frozen.values[FIRST]), sources.biases())", "frozen.run(frozen.values[FIRST], sources.biases())"),
-        ("wrong sums pass", "analysis/graphs/test_attribution_graph.py::wrong_bias_or_edge",
+        ("biases are those of a run with features", f"{GRAPHS}::sum_to_what_the_model_computes",
+         "frozen.run(torch.zeros_like(frozen.values[FIRST]), sources.biases())",
+         "frozen.run(frozen.values[FIRST], sources.biases())"),
+        ("wrong sums pass", f"{GRAPHS}::wrong_bias_or_edge",
          "if not float(errors[worst]) <= allowed:", "if not float(errors.min()) <= allowed:"),
     ],
     "analysis/graphs/influence.py": [
@@ -150,7 +154,7 @@ TOOLS = mutants({
          "kept[:inner] &= links[:, :inner].any(0)", "kept[:inner] &= True"),
     ],
     "analysis/graphs/agreement.py": [
-        ("predictions stop at the first features", "analysis/graphs/test_attribution_graph.py::effects_over_all_paths",
+        ("predictions stop at the first features", f"{GRAPHS}::effects_over_all_paths",
          "total = total + step", "total = changes.to(adjacency)"),
     ],
     "analysis/graphs/interventions.py": [
@@ -159,10 +163,6 @@ TOOLS = mutants({
          "every[FINAL] = model.stack.normalized(model, base[stream]).to(model.embed.W_E.dtype)"),
         ("a placebo is what the feature writes", "analysis/graphs/test_graph_results.py::nearer_than_those_of_a_placebo",
          "directions.append((drawn / drawn.norm()).to(vector) * vector.norm())", "directions.append(vector)"),
-    ],
-    "analysis/graphs/supernodes.py": [
-        ("clusters are of what features read alone", "analysis/graphs/test_graph_results.py::linked_alike",
-         "distances = 1 - _cosines(_links(graph))", "distances = _cosines(_links(graph))"),
     ],
     "analysis/circuits/neuron_runs.py": [
         ("what flows through other MLPs is part of an edge",

@@ -118,7 +118,8 @@ class GraphInterventions(Tabular):
     def load(cls, path: str | Path) -> "GraphInterventions":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
-        return cls(**tensors, **header)
+        fields: dict[str, Any] = {**tensors, **header}
+        return cls(**fields)
 
     def in_words(self) -> str:
         """The correlation with its interval, and that of the placebo, in a line."""

@@ -305,12 +305,13 @@ class AttributionGraph(Tabular):
     def load(cls, path: str | Path) -> "AttributionGraph":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
-        own = {name: value for name, value in tensors.items() if "." not in name}
-        of_agreement = {name.partition(".")[2]: value for name, value in tensors.items() if "." in name}
-        header["reads"] = [(site, position) for site, position in header["reads"]]
+        fields: dict[str, Any] = {**header, **{name: value for name, value in tensors.items() if "." not in name}}
+        fields["reads"] = [(site, position) for site, position in header["reads"]]
         if "agreement" in header:
-            header["agreement"] = GraphInterventions(**of_agreement, **header["agreement"])
-        return cls(**own, **header)
+            inner = {name.partition(".")[2]: value for name, value in tensors.items() if "." in name}
+            of: dict[str, Any] = {**header["agreement"], **inner}
+            fields["agreement"] = GraphInterventions(**of)
+        return cls(**fields)
 
     def __repr__(self) -> str:
         sizes = f"{len(self.features):,} {self.unit}s, {len(self.errors)} errors, {self.n_edges:,} edges"

@@ -18,7 +18,7 @@ from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.prompts import Prompts, tokens_of
+from hooked_lm.engine.prompts import Prompts, rows_of
 from hooked_lm.interventions.dictionaries.transcoder_set import LayerTranscoders
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import provenance
@@ -75,7 +75,7 @@ def intervene(
         raise TypeError("times and source are both given: activations are multiplied, or taken from another prompt")
     tokens, targets = graph.token_ids[None].to(model.device), targets_of(graph)
     sources = sources_of(model, tokens, graph, transcoders)
-    rows = rows_of(sources, graph)
+    rows = feature_rows(sources, graph)
     groups, names = _groups(graph, nodes, n, seed)
     factors = torch.full((len(graph.features),), times)
     if source is not None:
@@ -143,6 +143,16 @@ def _placebo(sources: Sources, row: int, times: float, generator: torch.Generato
     return sources.edits(row, times, directions)
 
 
+def one_prompt(model: Decoder, prompt: Prompts, name: str) -> Int[Tensor, "1 pos"]:
+    """The ids of one prompt. Raises ValueError for several, TypeError for images."""
+    tokens = rows_of(model, prompt, name)
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"an attribution graph is of text, and the {name} has images")
+    if len(tokens) != 1:
+        raise ValueError(f"an attribution graph is of one prompt, got {len(tokens)}: call it for each")
+    return tokens.to(model.device)
+
+
 # ---- the graph and its model -----------------------------------------------------------------------------------------
 
 
@@ -161,7 +171,7 @@ def sources_of(
     return sources
 
 
-def rows_of(sources: Sources, graph: AttributionGraph) -> Int[Tensor, " feature"]:
+def feature_rows(sources: Sources, graph: AttributionGraph) -> Int[Tensor, " feature"]:
     """The row, in `sources`, of each feature of a graph. Raises ValueError for a feature that is not active there, and for
     activations of another model."""
     places = {tuple(place): row for row, place in enumerate(sources.features.tolist())}
@@ -217,7 +227,7 @@ def _factors(
     tokens: Int[Tensor, "1 pos"],
 ) -> Float[Tensor, " feature"]:
     """The activations of the features on another prompt, relative to those of the graph."""
-    other = tokens_of(model, source, "source").to(tokens.device)
+    other = one_prompt(model, source, "source")
     if other.shape != tokens.shape:
         raise ValueError(f"source must be one prompt of {tokens.shape[1]} tokens, got {list(other.shape)}")
     of_other = sources_of(model, other, graph, transcoders)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -52,8 +53,12 @@ class Sources(ABC):
         found = []
         for place, (site, (position, vector)) in enumerate(self.written(row).items()):
             change = times * (direction[place] if direction else vector)
-            found.append(Edit(site, lambda old, change=change: old + change.to(old), positions=(position,)))
+            found.append(Edit(site, partial(_added, change), positions=(position,)))
         return found
+
+
+def _added(change: Tensor, old: Tensor) -> Tensor:
+    return old + change.to(old)
 
 
 def by_position(features: Int[Tensor, "feature 3"]) -> list[tuple[int, slice]]:

@@ -57,7 +57,7 @@ def clustered(graph: AttributionGraph, n: int) -> AttributionGraph:
         members = (labels == label).nonzero()[:, 0].tolist()
         strongest = max(members, key=lambda node: float(graph.influence[node]))
         found[graph.names[strongest] + (f" +{len(members) - 1}" if len(members) > 1 else "")] = members
-    return replace(graph, supernodes=dict(sorted(found.items(), key=lambda item: item[1])))
+    return replace(graph, supernodes=dict(sorted(found.items(), key=lambda item: list(item[1]))))
 
 
 def supernode_edges(graph: AttributionGraph) -> "pd.DataFrame":

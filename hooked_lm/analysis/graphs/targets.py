@@ -146,8 +146,8 @@ def logit_targets(
         name = " - ".join(f"logit {_token(model, each)!r}" for each in pair)
         return [Target(name, directions[0] - directions[1], None, position, 1.0, float(offsets[0] - offsets[1]))]
     if tokens is None:
-        largest, ids = probabilities.topk(min(n_logits, len(probabilities)))
-        ids = ids[: int(torch.searchsorted(largest.cumsum(0), probability)) + 1].tolist()
+        largest, likely = probabilities.topk(min(n_logits, len(probabilities)))
+        ids = likely[: int(torch.searchsorted(largest.cumsum(0), probability)) + 1].tolist()
     else:
         ids = _ids(model, tokens, "targets").tolist()
     directions, offsets = _directions(model, final, ids)

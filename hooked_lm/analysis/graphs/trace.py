@@ -15,7 +15,7 @@ from hooked_lm.analysis.graphs.completeness import biases_of, check_sums, error_
 from hooked_lm.analysis.graphs.features import FeatureSources
 from hooked_lm.analysis.graphs.frozen import FINAL
 from hooked_lm.analysis.graphs.graph import FEATURE, AttributionGraph
-from hooked_lm.analysis.graphs.interventions import intervene, targets_of
+from hooked_lm.analysis.graphs.interventions import intervene, one_prompt, targets_of
 from hooked_lm.analysis.graphs.neurons import NeuronSources
 from hooked_lm.analysis.graphs.sources import Sources
 from hooked_lm.analysis.graphs.targets import Target, TargetReads, checked_targets, logit_targets
@@ -24,7 +24,7 @@ from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import RightAndWrong
-from hooked_lm.engine.prompts import Prompts, tokens_of
+from hooked_lm.engine.prompts import Prompts
 from hooked_lm.interventions.dictionaries.transcoder_set import LayerTranscoders
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.budget import memory_of
@@ -103,7 +103,7 @@ def attribution_graph(
     model = decoder(model, "an attribution graph needs")
     check_grad_mode("an attribution graph")
     check_control(control)
-    tokens = tokens_of(model, prompt, "prompt").to(model.device)
+    tokens = one_prompt(model, prompt, "prompt")
     _check_numbers(tokens, targets, answers, n_logits, probability, position, max_nodes, round_size, constant_positions)
     constant = _n_constant(model, tokens) if constant_positions is None else constant_positions
     given = _as_list(model, targets, tokens.shape[1])
@@ -160,7 +160,7 @@ def _control(
     logits = [int(token) for token in graph.target_ids if token >= 0]
     same: Any = logits if len(logits) == len(reads) else None
     other = attribution_graph(
-        twin,
+        decoder(twin, "an attribution graph needs"),
         tokens,
         transcoders,
         targets=same or [replace(target, offset=0.0) for target in reads],
@@ -271,8 +271,6 @@ def _check_numbers(
 ) -> None:
     if targets is not None and answers is not None:
         raise TypeError("targets and answers are both given: answers are short for the difference of two logits")
-    if len(tokens) != 1:
-        raise ValueError(f"an attribution graph is of one prompt, got {len(tokens)}: call it for each")
     n_pos = tokens.shape[1]
     for name, number in (("n_logits", n_logits), ("max_nodes", max_nodes), ("round_size", round_size)):
         if number is not None and number < 1:

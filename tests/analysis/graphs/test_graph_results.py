@@ -58,7 +58,7 @@ def random_graph(
 # ---- influence -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10_000))
 def test_influence_is_a_sum_over_paths(seed: int) -> None:
     """The published formula: B = (I - A)^-1 - I, with A the normalised absolute edges."""
@@ -73,7 +73,7 @@ def test_a_cycle_is_refused() -> None:
         influence.influence(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([1.0, 0.0]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.1, 1.0), st.floats(0.1, 1.0))
 def test_a_pruned_graph_keeps_its_sums(seed: int, nodes: float, edges: float) -> None:
     """What is left out goes to `others`; a kept feature has an edge in and out, and tokens and targets are kept."""
@@ -282,6 +282,7 @@ def test_few_nodes_have_no_interval() -> None:
     assert found.slope == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_the_twin_is_beside() -> None:
     model = tiny()
     graph = quick(model, TOKENS, max_nodes=10, check=4, control="untrained")
@@ -292,6 +293,7 @@ def test_the_twin_is_beside() -> None:
 # ---- supernodes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_features_that_are_linked_alike_are_one_supernode() -> None:
     """Of twins with the same edges, and others."""
     pytest.importorskip("sklearn")
