@@ -103,6 +103,12 @@ def trained() -> Any:
     )
 
 
+def transcoders(across: bool) -> dictionaries.LayerTranscoders:
+    sites = [(f"blocks.{layer}.mlp.hook_in", f"blocks.{layer}.hook_mlp_out") for layer in range(2)]
+    each = (TopK.Config(8, 16, subtract_b_dec=False, hook_point=a, hook_point_out=b, k=4) for a, b in sites)
+    return dictionaries.LayerTranscoders.Config(tuple(each), across).build()
+
+
 def dictionary_scores(**axes: Any) -> dictionaries.DictionaryScores:
     names = {"figure": ["F1", HOSTILE], **axes}
     values = torch.rand(*(len(labels) for labels in names.values()), 1, generator=torch.Generator().manual_seed(0))
@@ -228,6 +234,8 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Run": lambda: store().runs()[0],
     "SAE": sae,
     "Normalized": lambda: Normalized(sae(), "layer_norm"),
+    "TranscoderSet": lambda: transcoders(False),
+    "CrossLayerTranscoder": lambda: transcoders(True),
     "SyntheticFeatures": lambda: dictionaries.synthetic_features(16, 8),
     "ActivationBatches": lambda: ActivationBatches(torch.zeros(3, 4)),
     "Graph": lambda: Graph.of(model()),

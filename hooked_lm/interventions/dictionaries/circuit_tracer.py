@@ -168,6 +168,11 @@ def _sae(tensors: Tensors, layer: int, n_layers: int, sites: tuple[str, str], pa
             raise ValueError(
                 f"{path}, layer {layer}, has the tensors {', '.join(sorted(tensors))}, and {name} is not among them"
             )
+    if "threshold" in tensors and (n_wrong := int((tensors["threshold"] < 0).sum())):
+        raise ValueError(
+            f"{path}, layer {layer}, has {n_wrong} thresholds below 0, above which circuit-tracer has features below 0, and none "
+            "are here"
+        )
     d_sae, d_in = tensors["W_enc"].shape
     decoder = tensors["W_dec"]
     n_outputs = decoder.shape[1] if decoder.ndim == 3 else 1

@@ -158,6 +158,8 @@ class DictionaryHook(HookObject):
         weights = {name[4:]: value.clone() for name, value in settings.items() if name.startswith("sae.")}
         rest = {name: value for name, value in settings.items() if not name.startswith("sae.")}
         sae = from_dict(rest.pop("sae", None), weights, "its dictionary")
+        if isinstance(chosen := rest.get("feature"), Mapping):  # whose numbers of layers are text in a file
+            rest["feature"] = {int(layer): of for layer, of in chosen.items()}
         return {**rest, "sae": frozen(sae)}
 
 
@@ -223,7 +225,7 @@ class Dictionary(DictionaryHook, Controller):
         super().__post_init__()
         self.positions = check_positions(self.positions)
         if isinstance(self.feature, Mapping):
-            self.feature = {int(layer): plain_indices("feature", each) for layer, each in self.feature.items()}
+            self.feature = {layer: plain_indices("feature", each) for layer, each in self.feature.items()}
         else:
             self.feature = plain_indices("feature", self.feature)
         self._check_edit()

@@ -17,7 +17,7 @@ from hooked_lm.interventions.dictionaries.evaluate import figures_of, warn_if_po
 from hooked_lm.interventions.dictionaries.sae import config_of, frozen
 from hooked_lm.interventions.dictionaries.scores import packed, unpacked
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts, Sites, Stream, as_rows, batches
-from hooked_lm.interventions.dictionaries.training import Config, Training, TrainingConfig
+from hooked_lm.interventions.dictionaries.training import Config, DictionaryTraining, TrainingConfig
 from hooked_lm.interventions.dictionaries.transcoder_set import LayerTranscoders, from_dict
 from hooked_lm.keywords import check_keywords
 from hooked_lm.models.vision.inputs import VisionInputs
@@ -243,7 +243,7 @@ def train_on(
     settings = settings or TrainingConfig()
     if checkpoint_every < 1:
         raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
-    training = Training(stream, cfg, settings)
+    training = DictionaryTraining(stream, cfg, settings)
     folder = None if directory is None else writable_folder(directory)
     if folder is not None and (folder / CHECKPOINT).exists():
         training.resume(folder / CHECKPOINT)

@@ -76,7 +76,7 @@ class TrainingConfig:
         return self.sparsity * min(1.0, step / max(1, self.steps // 10))
 
 
-class Training:
+class DictionaryTraining:
     """A dictionary, or transcoders of layers, in training, with all state that a checkpoint needs."""
 
     def __init__(self, stream: Stream, cfg: Config, settings: TrainingConfig) -> None:
@@ -212,7 +212,10 @@ class Training:
         inputs, scales_out = self.scales
         for place, sae in enumerate(self.parts):
             sae.scale_inputs_(inputs[place], *scales_out[place : place + sae.cfg.n_outputs])
-            sae.scale_features_(sae.W_dec.detach().norm(dim=1))
+            norms = sae.W_dec.detach().norm(dim=1)
+            sae.scale_features_(
+                norms.mean().expand_as(norms)
+            )  # one factor, so that the largest features stay the largest
         found = frozen(self.sae)
         losses = torch.tensor(self.losses)[:, None]
         about = {**self.about, **vars(self.settings), "dictionary": found.to_dict(), "of": "loss"}

@@ -209,7 +209,9 @@ def test_features_of_every_kind_that_nothing_activates_resample(cfg: SAE.Config)
 def test_a_feature_begins_as_what_is_missing_of_a_vector() -> None:
     data = mixtures(planted(), 64)
     for cfg in ALL_KINDS[:5]:
-        training = training_file.Training(ActivationBatches(data), cfg, TrainingConfig(steps=9, vectors_per_step=64))
+        training = training_file.DictionaryTraining(
+            ActivationBatches(data), cfg, TrainingConfig(steps=9, vectors_per_step=64)
+        )
         training.step(data, data, 0)
         x, sae = data * training.scales[0][0], training.parts[0]
         with torch.no_grad():
@@ -294,7 +296,7 @@ def test_a_training_that_was_broken_off_goes_on_as_if_it_had_not_been(
         assert not torch.equal(never.sae.W_enc, whole.sae.W_enc)
     assert_same(train_dictionary(model, texts, **options).sae, whole.sae)
     options |= {"directory": tmp_path, "checkpoint_every": 5}
-    step = training_file.Training.step
+    step = training_file.DictionaryTraining.step
 
     def breaks_off(self: Any, read: Tensor, written: Tensor, number: int) -> None:
         if number == 8:
@@ -302,7 +304,7 @@ def test_a_training_that_was_broken_off_goes_on_as_if_it_had_not_been(
         step(self, read, written, number)
 
     with monkeypatch.context() as patched:
-        patched.setattr(training_file.Training, "step", breaks_off)
+        patched.setattr(training_file.DictionaryTraining, "step", breaks_off)
         with pytest.raises(KeyboardInterrupt):
             train_dictionary(model, texts, **options)
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.safetensors"]
