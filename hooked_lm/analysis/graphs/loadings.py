@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.graphs.frozen import FIRST, FrozenModel, Jacobian
 from hooked_lm.analysis.graphs.graph import FEATURE, TARGET, TOKEN, AttributionGraph
-from hooked_lm.analysis.graphs.interventions import rows_of, sources_of, targets_of
+from hooked_lm.analysis.graphs.interventions import feature_rows, sources_of, targets_of
 from hooked_lm.analysis.graphs.sources import Sources
 from hooked_lm.components.attention.gated import OutputGate
 from hooked_lm.components.blocks.wiring import has_part
@@ -90,7 +90,7 @@ def _written(sources: Sources, graph: AttributionGraph, node: int) -> Written:
     if graph.kinds[node] == TOKEN:
         position = node - graph.slice_of(TOKEN).start
         return {FIRST: (position, sources.frozen.values[FIRST][0, position].detach())}
-    return sources.written(int(rows_of(sources, graph)[node]))
+    return sources.written(int(feature_rows(sources, graph)[node]))
 
 
 def _read(
@@ -106,7 +106,7 @@ def _read(
     if graph.kinds[node] == TARGET:
         of = targets.gradients_of([node - graph.slice_of(TARGET).start], jacobian)
     else:
-        of = sources.gradients_of(rows_of(sources, graph)[[node]], jacobian)
+        of = sources.gradients_of(feature_rows(sources, graph)[[node]], jacobian)
     gradients = jacobian.gradients(of)
     direct = torch.zeros(tokens.shape[1])
     for site, (position, vector) in written.items():
