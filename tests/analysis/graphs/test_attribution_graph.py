@@ -56,6 +56,16 @@ def test_edges_and_biases_sum_to_what_the_model_computes(kind: str, of: str) -> 
     assert float(graph.biases.abs().max()) > 0.1, "without biases there is nothing to compute by itself"
 
 
+def test_sums_of_neurons_and_of_features_across_layers() -> None:
+    """The rows of the test above that stand for the others."""
+    for case in (("gated", "neurons"), ("plain", "across")):
+        test_edges_and_biases_sum_to_what_the_model_computes(*case)
+
+
+def test_neurons_that_are_left_out_are_in_the_error_nodes() -> None:
+    test_a_small_graph_is_a_part_of_the_whole("neurons")
+
+
 def test_a_wrong_bias_or_edge_is_noticed() -> None:
     _, _, graph = both("plain")
     ends = [*range(len(graph.features)), graph.n_nodes - 2, graph.n_nodes - 1]
@@ -83,10 +93,14 @@ def test_sums_of_a_model_that_clips_values_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_edges_are_gradients_of_the_rules(kind: str) -> None:
-    """The same edges into logits by `BackwardRules` on the model itself, with MLPs cut off where they write."""
+    """The same edges into logits by `BackwardRules` on the model itself, with MLPs cut off where they write.
+
+    Of features that write to several layers, and of errors: what MLPs write minus what the transcoders reconstruct.
+    """
     model = tiny(kind)
-    graph = quick(model, TOKENS, transcoders(model, "plain"), targets=[4])
-    sites = [f"blocks.{layer}.hook_mlp_out" for layer in range(3)]
+    own = transcoders(model, "across")
+    graph = quick(model, TOKENS, own, targets=[4])
+    sites, reads = ([f"blocks.{layer}.hook_mlp_{end}" for layer in range(3)] for end in ("out", "in"))
     cuts = [(site, lambda value, hook: value.detach().requires_grad_()) for site in sites]
 
     def metric(logits: Tensor) -> Tensor:
@@ -94,14 +108,18 @@ def test_edges_are_gradients_of_the_rules(kind: str) -> None:
         plain = logits[:, -1] if not cap > 0 else cap * (logits[:, -1] / cap).atanh()
         return plain[:, 4] - plain.mean(-1)
 
-    tape = Tape(model, TOKENS, ["blocks.0.hook_resid_pre", *sites], metric, cuts, FROZEN)
+    tape = Tape(model, TOKENS, ["blocks.0.hook_resid_pre", *sites, *reads], metric, cuts, FROZEN)
     gradients = tape.gradients(check=False)
     tokens = (gradients["blocks.0.hook_resid_pre"] * tape.values["blocks.0.hook_resid_pre"])[0].sum(-1)
     assert_close(graph.adjacency[-1, graph.slice_of("token")], tokens, depth=GRADIENT)
-    own = transcoders(model, "plain")
     for node, (layer, position, index) in enumerate(graph.features.tolist()):
-        edge = graph.activations[node] * (own.decoder(layer, layer)[index] @ gradients[sites[layer]][0, position])
-        assert_close(graph.adjacency[-1, node], edge.detach(), depth=GRADIENT, scale=tokens.abs().max())
+        each = [own.decoder(layer, place)[index] @ gradients[sites[place]][0, position] for place in range(layer, 3)]
+        edge = graph.activations[node] * sum(each).detach()
+        assert_close(graph.adjacency[-1, node], edge, depth=GRADIENT, scale=tokens.abs().max())
+    made = own([tape.values[site][0] for site in reads])
+    missed = [tape.values[site][0] - out.detach() for site, out in zip(sites, made, strict=True)]
+    errors = torch.cat([(gradients[site][0] * value).sum(-1) for site, value in zip(sites, missed, strict=True)])
+    assert_close(graph.adjacency[-1, graph.slice_of("error")], errors, depth=GRADIENT, scale=tokens.abs().max())
 
 
 def test_a_changed_edge_differs_from_the_finite_difference() -> None:
