@@ -33,6 +33,7 @@ from hooked_lm.interventions.dictionaries import (
 
 READ, WRITTEN, SKIP = "mlp.hook_in", "hook_mlp_out", 1
 FILES = {False: "transcoders.safetensors", True: "cross_layer_transcoder.safetensors"}
+TWIN = "untrained twin"
 NAMES = {False: "demo", True: "demo-cross-layer"}
 
 
@@ -104,6 +105,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--models", nargs="*", default=["demo", TWIN], help="of which model; the file of figures keeps others"
+    )
     options = parser.parse_args()
     random = Random(1)
     texts = [training_text(random) for _ in range(options.texts)]
@@ -112,8 +116,12 @@ def main() -> None:
         : options.held_out
     ]
     model = HookedTransformer.from_pretrained("demo")
-    report: dict[str, Any] = {"layers": [*range(model.cfg.n_layers), "all"], "settings": vars(options) | {"out": ""}}
-    for name, one in (("demo", model), ("untrained twin", model.untrained(seed=0).eval())):
+    settings = {name: value for name, value in vars(options).items() if name not in ("out", "models")}
+    figures = Path(options.out, "transcoders.json")
+    found_before = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else {}
+    report: dict[str, Any] = {**found_before, "layers": [*range(model.cfg.n_layers), "all"], "settings": settings}
+    for name in options.models:
+        one = model if name == "demo" else model.untrained(seed=0).eval()
         data, new = vectors(one, texts), vectors(one, held_out)
         report[f"linear map, {name}"] = linear(data, new)
         for across in (False, True):
@@ -125,7 +133,7 @@ def main() -> None:
                 for weight in found.parameters():
                     weight.data = weight.data.bfloat16() if weight.ndim == 2 else weight.data
                 found.save(Path(options.out) / FILES[across])
-    Path(options.out, "transcoders.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    figures.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ TOOLS = mutants({
     ],
     "interventions/dictionaries/transcode.py": [
         ("features of a run that was interrupted stay", "interventions/dictionaries/test_transcoders.py::leaves_nothing_behind",
-         "for later in [other for other in now if other >= place]", "for later in []"),
+         "if any(other >= place for other in now):", "if False:"),
         ("the reconstruction takes its features from the layer alone",
          "interventions/dictionaries/test_transcoders.py::all_mlps_are_replaced_at_once",
          "return self.sae.output(target, features, x)",
@@ -78,6 +78,8 @@ TOOLS = mutants({
          "interventions/dictionaries/test_transcoders.py::resample_in_all_layers",
          "error = torch.cat(list(missing[place : place + sae.cfg.n_outputs]), dim=-1)",
          "error = torch.cat([missing[place]] * sae.cfg.n_outputs, dim=-1)"),
+        ("a new feature is as large as any error", "interventions/dictionaries/test_transcoders.py::do_not_raise_the_error",
+         ".clamp_max(error.shape[1] ** 0.5)", ""),
         ("the outputs of layers share a scale", "interventions/dictionaries/test_transcoders.py::learns_what_a_set_cannot",
          "*scales_out[place : place + sae.cfg.n_outputs])", "*[scales_out[place]] * sae.cfg.n_outputs)"),
     ],

@@ -118,12 +118,15 @@ class FeatureRuns:
 
 
 def logit_effects(model: Decoder, sae: Coder, feature: int, site: str) -> Float[Tensor, " d_vocab"] | None:
-    """The logits of the feature's direction; None for a site that is not in the residual stream."""
+    """The logits of the feature's direction; None for a site that is not in the residual stream.
+
+    A feature of a cross-layer transcoder has a direction for each layer to which it writes; these are added up.
+    """
     if model.hook_dict[site].dims[2:] != ("d_model",):
         return None
     W_dec = getattr(sae, "W_dec", None)
     if isinstance(W_dec, Tensor):
-        direction = W_dec[feature]
+        direction = W_dec[feature].unflatten(0, (-1, model.cfg.d_model)).sum(0)
     else:
         x = torch.ones(model.cfg.d_model, device=model.device)
         one = torch.zeros_like(encoded(sae, x))

@@ -40,8 +40,9 @@ class TrainingConfig:
             (Gao et al. 2024, arXiv:2406.04093). It affects only features with positive pre-activations that larger ones or a
             threshold suppress: those of TopK, BatchTopK and JumpReLU.
         resample_after: after so many vectors without an activation, a feature is resampled: it gets the reconstruction error of
-            a vector, drawn with probability proportional to its squared error (after Bricken et al. 2023). Only at the full
-            learning rate, not during warmup and decay. None: never.
+            a vector, drawn with probability proportional to its squared error (after Bricken et al. 2023), and is on it as large
+            as the error, but no larger than targets are on average. Only at the full learning rate, not during warmup and decay.
+            None: never.
         seed: of the initial weights and of the order of vectors.
     """
 
@@ -181,12 +182,13 @@ class DictionaryTraining:
             seed = self.settings.seed * 1_000_003 + number + place * 7_919
             generator = torch.Generator().manual_seed(seed)
             rows = errors.cpu().multinomial(n, replacement=n > len(x), generator=generator).to(x.device)
-            sizes = errors[rows].sqrt()[:, None]
+            # no larger than a target's usual norm: else new features raise the error, by which the next ones are larger still
+            sizes = errors[rows].sqrt().clamp_max(error.shape[1] ** 0.5)[:, None]
             centred = (x - x.mean(0))[rows]
             # activation on its vector: size
             readers = centred * sizes / centred.pow(2).sum(-1, keepdim=True).clamp_min(1e-12)
             middle = x.mean(0) - sae.b_dec if sae.cfg.subtract_b_dec else x.mean(0)
-            sae.resample(which[place], readers.T, error[rows] / sizes, -readers @ middle)
+            sae.resample(which[place], readers.T, error[rows] / errors[rows].sqrt()[:, None], -readers @ middle)
             self._forget_moments(sae, which[place])
         self.unseen_for[which] = 0
 

@@ -84,8 +84,8 @@ class Transcode(Dictionary):
         half, name, now = len(sites) // 2, str(hook.name), self._read_now.value
         if name in sites[:half]:
             place = sites.index(name)
-            for later in [other for other in now if other >= place]:  # of a forward pass that was interrupted
-                del now[later]
+            if any(other >= place for other in now):  # of a forward pass that was interrupted
+                now.clear()
             now[place] = _Layer(self._encoded(value, hook, sites[half + place]))
             return None
         return self._written(sites.index(name) - half, value, hook)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 import hooked_lm
 from hooked_lm import HookedTransformer
+from hooked_lm.analysis.reading.feature_runs import logit_effects
+from hooked_lm.analysis.reading.neurons import to_logits
 from hooked_lm.demo.corpus import training_text
 from hooked_lm.harvest import harvest
 from hooked_lm.interventions import Hooks
@@ -297,7 +299,22 @@ def test_features_that_nothing_activates_resample_in_all_layers() -> None:
         sae = training.parts[place]
         row = int((error @ sae.W_dec[feature] / error.norm(dim=1)).argmax())
         assert_close(sae.W_dec[feature].detach(), error[row] / error[row].norm())
-        assert_close(sae.hidden(xs[place])[row, feature].detach(), error[row].norm())
+        size = error[row].norm().clamp(max=error.shape[1] ** 0.5)  # of a target at most
+        assert_close(sae.hidden(xs[place])[row, feature].detach(), size)
+
+
+def test_new_features_do_not_raise_the_error_by_which_the_next_are_larger() -> None:
+    """Large errors are those of the training so far: a feature that took its size from them would make them larger."""
+    stream, cfg = stream_of(rows=64), LayerTranscoders.Config(configs("relu"))
+    training = DictionaryTraining(stream, cfg, TrainingConfig(steps=9, vectors_per_step=64))
+    read, _ = stream.fill(0)
+    xs = [x * scale for x, scale in zip(read.unbind(1), training.scales[0], strict=True)]
+    sizes = []
+    for factor in (1e3, 1e6):
+        missing = [factor * torch.ones(64, 8) for _ in range(3)]
+        training._resample(torch.ones(3, 24, dtype=torch.bool), xs, missing, 1)
+        sizes.append(training.parts[1].hidden(xs[1]).abs().max().detach())
+    assert_close(*sizes)
 
 
 def test_streams_and_configs_that_do_not_go_together() -> None:
@@ -452,6 +469,13 @@ def test_features_of_all_layers_are_read_without_a_change(model: HookedTransform
         assert_close(features[site], made.encode(place, cache[site]))
 
 
+def test_the_logits_of_a_feature_are_those_of_all_it_writes(model: HookedTransformer) -> None:
+    sae = of_model("relu", across=True).parts[1]
+    found = logit_effects(model, sae, 7, "blocks.1.hook_mlp_out")
+    each = [to_logits(model, sae.directions(number)[7]) for number in range(3)]
+    assert_close(found, torch.stack(each).sum(0))
+
+
 @pytest.mark.parametrize("across", [True, False], ids=["across", "set"])
 def test_generation_with_a_cache(model: HookedTransformer, across: bool) -> None:
     splice = Transcode(sae=of_model("topk", across, skip=True), error="drop")
@@ -472,6 +496,11 @@ def test_an_interrupted_run_leaves_nothing_behind(model: HookedTransformer) -> N
         with pytest.raises(KeyboardInterrupt):
             model.run_with_hooks(TEXTS[0], fwd_hooks=[splice, ("blocks.2.hook_resid_mid", stops)])
         assert_close(model.run_with_hooks(TEXTS, fwd_hooks=[splice]), expected)
+        with pytest.raises(KeyboardInterrupt):
+            model.run_with_hooks(TEXTS[0], fwd_hooks=[splice, ("blocks.2.hook_resid_mid", stops)])
+        middle = model(TEXTS[0], stop_at_layer=1)
+        with pytest.raises(ValueError, match="computed before what it should be made of, 'blocks"):
+            model.run_with_hooks(middle, start_at_layer=1, fwd_hooks=[splice])
 
 
 def test_hooks_with_transcoders_are_files(model: HookedTransformer, tmp_path: Path) -> None:
