@@ -17,10 +17,10 @@ GRAPH_TOOLS = mutants({
     ],
     "analysis/graphs/qk_run.py": [
         ("terms are those before a soft cap", "analysis/graphs/test_qk.py::a_cap_is_a_ratio",
-         "return terms * ratio,", "return terms,"),
+         "            terms * ratio,", "            terms,"),
         ("a sum that is not the score passes", "analysis/graphs/test_qk.py::terms_that_do_not_sum",
          "if not difference <= max(TOLERANCE", "if False and not difference <= max(TOLERANCE"),
-        ("a bias of positions is no term", "analysis/graphs/test_qk_families.py::bloom",
+        ("a bias of positions is no term", "analysis/graphs/test_qk.py::a_bias_of_positions",
          "terms[:, -1, -1] = bias", "terms[:, -1, -1] = 0"),
         ("features beyond the first k are lost", "analysis/graphs/test_qk_features.py::more_features",
          "return found | ({OTHERS: torch.stack(others)[None]} if rest else {})", "return found"),

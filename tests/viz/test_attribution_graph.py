@@ -37,6 +37,7 @@ def test_it_holds_the_graph_and_loads_nothing():
     assert "://" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -61,6 +62,9 @@ def test_the_page_of_a_graph_has_what_is_kept():
     assert len(found["edges"]) == small.n_edges
     shares = [node["share"] for node in found["nodes"] if node["kind"] in ("feature", "error")]
     assert max(shares) < 0.85  # the share of the last one that is kept
+    inner = [node for node in found["nodes"] if node["kind"] in ("feature", "error")]
+    by_influence = sorted(inner, key=lambda node: -node["influence"])
+    assert [node["share"] for node in by_influence] == sorted(shares)
     assert len(data(graph_page(graph, nodes=1.0, edges=1.0).to_html())["nodes"]) > len(shares)
     with pytest.raises(ValueError, match="labels has 'nothing', which is no node"):
         graph_page(graph, labels={"nothing": "x"})

@@ -158,6 +158,27 @@ def test_terms_that_do_not_sum_are_refused(model: HookedTransformer, monkeypatch
         qk_attribution(model, PROMPT, "L1H7", control=None)
 
 
+def test_a_bias_of_positions_is_a_term():
+    """ALiBi adds its slope for each position between; no other pair has a part of it."""
+    sizes = {
+        "n_layers": 2,
+        "d_model": 16,
+        "n_ctx": 9,
+        "d_head": 4,
+        "n_heads": 4,
+        "d_vocab": 20,
+        "seed": 0,
+        "attn_only": True,
+    }
+    model = HookedTransformer({**sizes, "positional_embedding_type": "alibi", "normalization_type": "LN"})
+    found = qk_attribution(model, torch.tensor([[1, 5, 3, 7, 2]]), "L1H1", control=None)
+    assert_sums(found)
+    term = found.select(query_source="position_bias", key_source="position_bias").mean
+    slope = model.blocks[1].attn.position_bias.slopes()[1]
+    assert_close(term, slope * torch.tensor([-4.0, -3.0, -2.0, -1.0, 0.0]))
+    assert_close(found.select(query_source="position_bias").mean.sum(), term.sum())
+
+
 def test_a_cap_is_a_ratio(model: HookedTransformer):
     """Of the scores of the model with a cap, and said in the result."""
     tree = model.cfg.tree
