@@ -42,7 +42,7 @@ print(json.dumps([seconds, resident("VmHWM") - before, graph.completeness["sums"
 """
 
 
-def probe(unit: str, length: int, nodes: int = NODES, memory: str = "1GiB") -> tuple[float, int, float, int]:
+def probe(unit: str, length: int, nodes: int = NODES, memory: str = "2GiB") -> tuple[float, int, float, int]:
     """Seconds, bytes of the peak, the error of sums and the number of features of a graph in a fresh process."""
     arguments = map(str, (unit, length, nodes, memory))
     run = subprocess.run([sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=True)
@@ -55,7 +55,7 @@ def main(lengths: list[int]) -> None:
     print(f"nodes | tokens | max_memory | {NODES} nodes, s | peak, MiB | error of sums")
     for unit in ("features", "neurons"):
         for length in lengths or LENGTHS:
-            for memory in ("1GiB", "128MiB"):
+            for memory in ("2GiB", "512MiB"):
                 seconds, peak, error, _ = probe(unit, length, memory=memory)
                 print(
                     unit, length, memory, f"{seconds:.1f}", f"{peak / MIB:.0f}", f"{error:.0e}", sep=" | ", flush=True

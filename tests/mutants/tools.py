@@ -187,7 +187,7 @@ TOOLS = mutants({
          "order = total[:n_features].argsort(descending=True, stable=True)",
          "order = total[:n_features].argsort(stable=True)"),
         ("neurons that are left out are lost", f"{GRAPHS}::neurons_that_are_left_out",
-         "outer.index_add_(1, places, left_out)", "outer.index_add_(1, places, 0 * left_out)"),
+         "outer.index_add_(1, places, inner[:, gone])", "outer.index_add_(1, places, 0 * inner[:, gone])"),
     ],
     "analysis/graphs/completeness.py": [
         ("biases are those of a run with features", f"{GRAPHS}::sum_to_what_the_model_computes",

@@ -21,7 +21,7 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 
 FIRST, FINAL = "blocks.0.hook_resid_pre", "ln_final"  # what enters the blocks, and what the unembedding reads
-CONSTANT = (".hook_pattern", ".hook_scale", ".attn.hook_gate")  # the ends of the sites that are constants
+CONSTANT = (".hook_pattern", ".hook_scale", ".hook_gate")  # the ends of the sites that are constants
 Values = dict[str, Tensor]
 Link = Callable[[Mapping[str, Tensor]], Tensor]  # a linear function of values at sites
 

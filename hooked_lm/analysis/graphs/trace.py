@@ -87,7 +87,7 @@ def attribution_graph(
             begins with the beginning-of-sequence token, whose features say nothing of the prompt; else 0.
         check: how many features of the pruned graph to ablate exactly in the model (see `intervene`); drawn with the `seed`.
         control: "untrained": also make the graph of the untrained twin, for its scores and agreement; "auto": for small models.
-        max_memory: the memory that backward passes may take, and the edges of neurons that may be chosen.
+        max_memory: the memory that the edges and the backward passes may take, besides the model.
 
     Returns an AttributionGraph. Raises TypeError for another model and for both targets and answers; ValueError for several
     prompts, for a part of the model that is not linear while patterns and norms are constant (experts in a graph of neurons,
@@ -118,9 +118,8 @@ def attribution_graph(
     n = len(sources.features) if max_nodes is None and transcoders is not None else (max_nodes or NEURONS)
     if isinstance(sources, NeuronSources):
         _choose_candidates(sources, wanted, n, memory_of(max_memory, tokens.device))
-    rows = EdgeRows(sources, wanted, max_memory)
-    rows.add_targets()
-    rows.add_most_influential(min(n, len(sources.features)), round_size, progress)
+    rows = EdgeRows(sources, wanted, n, max_memory)
+    rows.add_most_influential(round_size, progress)
     settings = {
         "n_layers": len(model.blocks),
         "d_vocab": model.cfg.d_vocab,

@@ -12,10 +12,8 @@ from hooked_lm.results import stored
 
 __all__ = ["load_gemma_scope", "load_llama_scope", "read_npz"]
 
-NAMES = {
-    "w_enc": "W_enc", "w_dec": "W_dec", "b_enc": "b_enc", "b_dec": "b_dec", "threshold": "threshold",
-    "affine_skip_connection": "W_skip",
-}  # fmt: skip
+NAMES = {"w_enc": "W_enc", "w_dec": "W_dec", "b_enc": "b_enc", "b_dec": "b_dec", "threshold": "threshold"}
+SKIP = "affine_skip_connection"  # of transcoders of Gemma Scope 2, [d_in, d_out]
 # What a path says of the sites of input and output: the name of a repository of Gemma Scope, or a folder of Gemma Scope 2.
 # Transcoders of the former read the norm before its weight, those of the latter the input of the MLP.
 SITES = {
@@ -57,7 +55,9 @@ def load_gemma_scope(path: str | Path) -> SAE:
     kinds = next((sites for pattern, sites in SITES.items() if re.search(pattern, where)), (None, None))
     site, site_out = (f"blocks.{layer[-1]}.{kind}" if layer and kind else None for kind in kinds)
     described = {"kind": "jumprelu", "d_in": d_in, "d_sae": d_sae, "subtract_b_dec": False, "hook_point": site}
-    described |= {} if site_out is None else {"hook_point_out": site_out, "skip_connection": "W_skip" in tensors}
+    if site_out is not None:
+        described |= {"hook_point_out": site_out, "skip_connection": SKIP in tensors}
+        tensors = {"W_skip" if name == SKIP else name: weight for name, weight in tensors.items()}
     return frozen(with_weights(described, tensors, path))
 
 

@@ -186,7 +186,7 @@ def test_memory_changes_nothing(of: str) -> None:
     )
     assert torch.equal(one.features, other.features)
     assert_close(one.adjacency, other.adjacency, depth=GRADIENT)
-    with pytest.raises(ValueError, match="too small: the edges of one node take"):
+    with pytest.raises(ValueError, match=r"too small: the values of the prompt and the edges into 20 nodes take"):
         quick(model, TOKENS, found, max_nodes=20, max_memory=1000)
 
 

@@ -111,12 +111,30 @@ def test_canonical_is_refused_where_two_are_as_close() -> None:
 
 
 def test_gemma_scope_refuses_what_has_another_scale(tmp_path: Path) -> None:
-    for name in ("gemma-scope-2b-pt-transcoders/layer_1/x", "gemma-scope-2b-pt-res/embedding/width_4k"):
+    for name in ("gemma-scope-2-1b-pt/clt/layer_1/x", "gemma-scope-2b-pt-res/embedding/width_4k"):
         write_gemma_scope(tmp_path / name)
         with pytest.raises(ValueError, match="of Gemma Scope is not understood"):
             load(tmp_path / name)
     write_gemma_scope(tmp_path / "unnamed")
     assert load(tmp_path / "unnamed").cfg.hook_point is None
+
+
+def test_transcoders_of_gemma_scope_read_the_norm_before_its_weight(tmp_path: Path) -> None:
+    tensors = write_gemma_scope(tmp_path / "gemma-scope-2b-pt-transcoders/layer_1/x")
+    sae = load(tmp_path / "gemma-scope-2b-pt-transcoders/layer_1/x")
+    assert (sae.cfg.hook_point, sae.cfg.hook_point_out) == ("blocks.1.ln2.hook_normalized", "blocks.1.hook_mlp_out")
+    assert_close(sae.W_enc, tensors["W_enc"])
+    folder = tmp_path / "gemma-scope-2-1b-pt/transcoder_all/layer_2_width_16k"
+    folder.mkdir(parents=True)
+    skip = numbers(D, D)
+    save_file(
+        {**{name.lower(): of for name, of in tensors.items()}, "affine_skip_connection": skip},
+        folder / "params.safetensors",
+    )
+    sae = load(folder)
+    assert (sae.cfg.hook_point, sae.cfg.hook_point_out) == ("blocks.2.mlp.hook_in", "blocks.2.hook_mlp_out")
+    x = numbers(4, D)
+    assert_close(sae(x), sae.encode(x) @ tensors["W_dec"] + tensors["b_dec"] + x @ skip)
 
 
 def test_gemma_scope_2_has_safetensors(tmp_path: Path) -> None:
