@@ -39,6 +39,7 @@ LOADERS = {
     "Pairs": "hooked_lm.engine.pairs:Pairs.load",
     "Patchscope": "hooked_lm.analysis.reading.patchscopes:Patchscope.load",
     "Probes": "hooked_lm.analysis.probe_results:Probes.load",
+    "QKAttribution": "hooked_lm.analysis.graphs.qk:QKAttribution.load",
     "RegressionProbes": "hooked_lm.analysis.probe_results:RegressionProbes.load",
     "Saliency": "hooked_lm.analysis.reading.saliency:Saliency.load",
     "Scores": "hooked_lm.results.scores:Scores.load",

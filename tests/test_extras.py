@@ -66,6 +66,7 @@ commands = {
     "demo": ["--n-pairs", "1", "--output", "d.html"],
     "doctor": [],
     "generate": ["demo", "Mary left", "--max-new-tokens", "1"],
+    "graph": ["demo", "Mary left", "--max-nodes", "10", "--check", "0"],
     "leaderboard": ["planted", "--tasks", "induction", "--methods", "eap"],
     "lens": ["demo", "Mary left"],
     "models": [],

@@ -12,7 +12,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
 from hooked_lm.analysis.evaluation import evaluate
-from hooked_lm.analysis.graphs import AttributionGraph, attribution_graph
+from hooked_lm.analysis.graphs import AttributionGraph, QKAttribution, attribution_graph, qk_attribution
 from hooked_lm.analysis.probes import Probes, RegressionProbes, train_probe
 from hooked_lm.analysis.rankings import CircuitTask, Leaderboard, TaskRankings, leaderboard
 from hooked_lm.analysis.reading.composition import head_composition
@@ -50,6 +50,7 @@ __all__ = [
     "MaxActivating",
     "Patchscope",
     "Probes",
+    "QKAttribution",
     "RegressionProbes",
     "SVDInterpreter",
     "Saliency",
@@ -84,6 +85,7 @@ __all__ = [
     "on_image",
     "patch_edges",
     "patchscope",
+    "qk_attribution",
     "rankings",
     "repeated_random_tokens",
     "saliency",

@@ -121,6 +121,8 @@ def attribution_graph(
     rows = EdgeRows(sources, wanted, n, max_memory)
     rows.add_most_influential(round_size, progress)
     settings = {
+        "n_layers": len(model.blocks),
+        "d_vocab": model.cfg.d_vocab,
         "position": position,
         "max_nodes": max_nodes,
         "round_size": round_size,

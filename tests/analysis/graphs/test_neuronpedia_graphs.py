@@ -1,0 +1,62 @@
+"""Attribution graphs in JSON: what a file holds, the way back, and what is refused. `tests/clients` compares circuit-tracer's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hooked_lm.analysis.graphs.neuronpedia import from_neuronpedia, to_neuronpedia
+from tests.analysis.graphs.small import random_graph
+from tests.close import assert_close
+
+
+def test_a_graph_comes_back(tmp_path: Path):
+    graph = replace(random_graph(), supernodes={"both": [0, 1]})
+    found, pruned = from_neuronpedia(to_neuronpedia(graph, tmp_path / "g.json")), graph.pruned()
+    assert found.names == pruned.names
+    assert torch.equal(found.adjacency, pruned.adjacency)
+    for name in ("activations", "probabilities", "totals", "biases"):
+        assert_close(getattr(found, name), getattr(pruned, name))
+    assert found.completeness == graph.completeness
+    assert list(found.targets) == list(graph.targets)
+    assert found.supernodes == pruned.supernodes
+    whole = from_neuronpedia(to_neuronpedia(graph, tmp_path / "g.json", nodes=1, edges=1))
+    assert whole.names == graph.pruned(1, 1).names
+    assert whole.n_edges == graph.pruned(1, 1).n_edges > found.n_edges
+
+
+def test_ids_are_different_where_an_error_would_have_that_of_a_feature(tmp_path: Path):
+    """In circuit-tracer an error of layer 3 has the id of feature 3 of layer 0."""
+    graph = random_graph()
+    features = graph.features.clone()
+    features[features[:, 0] == 0, 2] -= 19  # features 1 and 2 of layer 0
+    content = json.loads(
+        to_neuronpedia(replace(graph, features=features), tmp_path / "g.json", nodes=1, edges=1).read_text()
+    )
+    ids = [node["node_id"] for node in content["nodes"]]
+    assert len(set(ids)) == len(ids)
+    assert any(name.endswith("_error") for name in ids)
+
+
+def test_labels_and_the_list_of_a_folder(tmp_path: Path):
+    graph = random_graph()
+    name = graph.pruned().names[0]
+    to_neuronpedia(graph, tmp_path / "a.json", slug="a", labels={name: "says so"}, listed=True)
+    to_neuronpedia(graph, tmp_path / "b.json", slug="b", listed=True)
+    to_neuronpedia(graph, tmp_path / "a.json", slug="a", labels={name: "says so"}, listed=True)
+    listed = json.loads((tmp_path / "graph-metadata.json").read_text())["graphs"]
+    assert [one["slug"] for one in listed] == ["b", "a"]
+    assert json.loads((tmp_path / "a.json").read_text())["nodes"][0]["clerp"] == "says so"
+
+
+def test_what_is_refused(tmp_path: Path):
+    graph = random_graph()
+    with pytest.raises(ValueError, match="slug must be small letters"):
+        to_neuronpedia(graph, tmp_path / "g.json", slug="A graph")
+    with pytest.raises(ValueError, match="labels has 'nothing', which is no node of the graph"):
+        to_neuronpedia(graph, tmp_path / "g.json", labels={"nothing": "x"})
+    (tmp_path / "g.json").write_text('{"nodes": []}')
+    with pytest.raises(ValueError, match="no attribution graph of features in JSON"):
+        from_neuronpedia(tmp_path / "g.json")
