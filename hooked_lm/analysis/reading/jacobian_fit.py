@@ -21,7 +21,6 @@ from hooked_lm.engine.fingerprint import fingerprint
 from hooked_lm.engine.prompts import AxisSelection, chosen
 from hooked_lm.files import writable
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.progress import progress_bar
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, provenance
@@ -109,7 +108,8 @@ def fit_jacobian_lens(
     about["left_out"]["outliers"] = {"prompts": n_outliers, "rule": outliers, "limit": LIMIT}
     found = torch.stack(shares, 1) if shares else torch.full((len(which), 1), torch.nan)
     score = Scores(found.float(), {"layer": which}, about=about | weights_known(model))
-    probe = None if isinstance(texts[0].tokens, VisionInputs) else texts[0].tokens[0, :8].cpu()
+    first = texts[0].tokens
+    probe = first[0, :8].cpu() if isinstance(first, Tensor) else None
     return JacobianLens.of(model, J.float(), tuple(which), site, score, fit.lengths.float(), probe)
 
 
@@ -280,6 +280,6 @@ class _Fit:
                 total -= found.J
                 n -= 1
                 continue
-            too_much = (1 - limits / sizes[prompt]).clamp(min=0)[:, None, None]
+            too_much = torch.where(far[prompt], 1 - limits / sizes[prompt], 0.0)[:, None, None]
             total -= too_much * (found.J - torch.eye(found.J.shape[-1], dtype=found.J.dtype))
         return total / n, len(which)

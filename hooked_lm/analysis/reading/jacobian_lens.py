@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.analysis.attribution.backward_rules import NAMED
 from hooked_lm.analysis.reading import published_lenses
 from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
@@ -96,8 +97,8 @@ class JacobianLens(Tabular):
     def name(self) -> str:
         """What the lens is called in titles."""
         backward = self.about.get("backward", "plain")
-        kind = "Jacobian lens" if backward == "plain" else f"Jacobian lens ({_rules(backward)})"
-        return f"random rotation of a {kind}" if "rotated" in self.about else kind
+        kind = "Jacobian lens" if backward == "plain" else _named(backward)
+        return f"rotated {kind}" if "rotated" in self.about else kind
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -124,10 +125,11 @@ class JacobianLens(Tabular):
         if self.about.get("weights") in (None, sampled_digest(model)):  # a published lens knows no weights
             return
         processed, own = self.about.get("processed"), list(model.cfg.processed)
-        how = f"this lens was fitted on other weights of {self.about.get('model')} (processed by {processed}; this model's: {own})"
+        of = f"{self.about.get('model')} (processed by {processed}; this model's: {own})"
+        how = f"this lens was fitted on other weights of {of}"
         if self.probe is None:
             raise ValueError(
-                f"{how}, and does not know what the model says: load the model as it was, or fit a lens for it"
+                f"{how}, and does not know what the model says: load the same weights, or fit a lens for these"
             )
         tokens, expected = self.probe
         is_coarse = torch.finfo(model.embed.W_E.dtype).bits < 32 or self.about.get("dtype") not in (
@@ -137,8 +139,8 @@ class JacobianLens(Tabular):
         found = _log_probs(model, tokens)
         if not bool((found - expected).abs().max() <= (0.05 if is_coarse else 1e-3) * expected.abs().max()):
             raise ValueError(
-                f"{how}, and this model says something else: {_worst(found, expected)}. Fit a lens for it, or, if hooks are open, "
-                "close them first"
+                f"{how}, and this model says something else: {_worst(found, expected)}. Fit a lens for it, or, if "
+                "hooks are open, close them first"
             )
 
     def __call__(self, stream: Float[Tensor, "*lead d_model"], layer: int) -> Float[Tensor, "*lead d_model"]:
@@ -200,9 +202,12 @@ class JacobianLens(Tabular):
                 "lens = lens.measured(model, prompts), or AddDirection with lens.vectors(...)"
             )
         vectors = self.vectors(model, token, which)[:, 0]
-        options = {"positions": positions, "unit": True}
-        each = zip(which, lengths, vectors, strict=True)
-        return Hooks([AddDirection(self.site, i, vector=v, coefficient=dose * by, **options) for i, by, v in each])
+        return Hooks(
+            [
+                AddDirection(self.site, i, vector=vector, coefficient=dose * by, unit=True, positions=positions)
+                for i, by, vector in zip(which, lengths, vectors, strict=True)
+            ]
+        )
 
     def ablate(
         self,
@@ -222,13 +227,13 @@ class JacobianLens(Tabular):
     def swap(
         self,
         model: Decoder,
-        tokens: tuple[str | int, str | int],
+        tokens: Sequence[str | int],
         layers: AxisSelection = "each",
         *,
         dose: float = 1.0,
         positions: Positions = "all",
     ) -> Hooks[SwapDirections]:
-        """Hooks that exchange how much of two tokens' directions the stream has; with a dose of 2 twice that change, with 0 nothing.
+        """Hooks that exchange how much of two tokens' directions the stream has; with a dose of 2 twice that change, with 0 none.
 
         Raises ValueError for tokens whose directions can hardly be told apart (a cosine above 0.999).
         """
@@ -240,8 +245,8 @@ class JacobianLens(Tabular):
         if bool((cosines.abs() > PARALLEL).any()):
             worst = int(cosines.abs().argmax())
             raise ValueError(
-                f"the directions of {tokens[0]!r} and {tokens[1]!r} at layer {which[worst]} have the cosine {cosines[worst]:.4f}: "
-                "choose tokens that are further apart, or another layer"
+                f"the directions of {tokens[0]!r} and {tokens[1]!r} at layer {which[worst]} have the cosine "
+                f"{cosines[worst]:.4f}: choose tokens that are further apart, or another layer"
             )
         each = zip(which, vectors, strict=True)
         return Hooks([SwapDirections(self.site, i, vectors=v, strength=dose, positions=positions) for i, v in each])
@@ -299,20 +304,17 @@ class JacobianLens(Tabular):
         )
 
     def __repr__(self) -> str:
-        about = self.about
-        n = about.get("prompts")
-        of = f"{self.name[0].upper()}{self.name[1:]} of {about.get('model')}: {self.site} of {len(self.layers)} layers, {n} prompts"
-        left = about.get("left_out", {})
-        out = [f"first {left['first_positions']} positions"] * bool(left.get("first_positions"))
-        out += [f"{left['sinks']} sinks"] * bool(left.get("sinks"))
-        far = left.get("outliers", {})
-        rule = "winsorized" if far.get("rule") == "winsorize" else "left out"
-        said = f"; without {' and '.join(out)}" * bool(out) + f"; {far.get('prompts')} outliers {rule}" * bool(
-            far.get("prompts")
-        )
+        about, left = self.about, self.about.get("left_out", {})
+        first, sinks, far = left.get("first_positions", 0), left.get("sinks", 0), left.get("outliers", {})
+        parts = [f"{first} first position{'s' * (first != 1)}"] * bool(first)
+        parts += [f"{sinks} sink{'s' * (sinks != 1)}"] * bool(sinks)
+        n_far, rule = far.get("prompts", 0), {"winsorize": "winsorized"}.get(far.get("rule", ""), "left out")
         shares = self.held_out.mean[~self.held_out.mean.isnan()]
-        held = f"; explains {float(shares.mean()):.2f} of held-out prompts' Jacobians" * bool(len(shares))
-        return f"JacobianLens({of}{said}{held})"
+        said = [f"{self.name} of {about.get('model')}, {len(self.layers)} layers, {about.get('prompts')} prompts"]
+        said += [f"without {' and '.join(parts)}"] * bool(parts)
+        said += [f"{n_far} outlier{'s' * (n_far != 1)} {rule}"] * bool(n_far)
+        said += [f"explains {float(shares.mean()):.2f} of held-out ones"] * bool(len(shares))
+        return f"JacobianLens({'; '.join(said)})"
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -326,7 +328,7 @@ class JacobianLens(Tabular):
     @classmethod
     @stored.names_the_file
     def load(cls, path: str | Path) -> "JacobianLens":
-        """Read what `save` wrote. Raises ValueError for any other file; those of other packages are for `from_published`."""
+        """Read what `save` wrote. Raises ValueError for any other file; `from_published` reads those of other packages."""
         tensors, header = stored.read(path, FORMAT)
         layers = tuple(header["layers"])
         held_out = Scores(tensors["held_out"], {"layer": layers}, about=header["about"])
@@ -389,7 +391,7 @@ def weights_known(model: Decoder) -> dict[str, Any]:
 
 
 def before_final_norm(model: Decoder, x: Float[Tensor, "*lead d_model"]) -> Float[Tensor, "*lead d_model"]:
-    """Directions of the normalised stream as directions of the stream: through the norm's weight, and the centring of a LayerNorm.
+    """Directions of the normalised stream as directions of the stream: through the norm's weight and a LayerNorm's centring.
 
     Raises ValueError for a model with a transform before the unembedding, or with another norm than these.
     """
@@ -415,9 +417,7 @@ def _worst(found: Tensor, expected: Tensor) -> str:
     return f"a log probability is {float(found[place]):.3f} in place of {float(expected[place]):.3f}"
 
 
-def _rules(backward: Mapping[str, Any] | str) -> str:
-    """Rules of a backward pass in words: their name, or the settings."""
-    from hooked_lm.analysis.attribution.backward_rules import NAMED
-
-    names = {name for name, rules in NAMED.items() if rules.settings == backward}
-    return {"relp": "RelP, R-lens", "gim": "GIM"}.get(next(iter(names), ""), f"{backward}")
+def _named(backward: Mapping[str, Any] | str) -> str:
+    """What a lens with these rules of its backward pass is called."""
+    rules = next((name for name, rules in NAMED.items() if rules.settings == backward), "")
+    return {"relp": "R-lens", "gim": "Jacobian lens (GIM)"}.get(rules, "Jacobian lens (own rules)")

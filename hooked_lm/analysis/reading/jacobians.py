@@ -118,9 +118,9 @@ class PromptJacobians:
         hooks = [*attached.before, (self.first, begin), *attached.after, *seen]
         tokens = repeated_rows(text.tokens, n_rows).to(model.device)
         labels = None if text.labels is None else [*text.labels] * n_rows
-        with torch.enable_grad(), freeze_weights(model, ()), model.hooks(fwd_hooks=hooks), reading(labels):
-            with attached.scope():
-                model(tokens, return_type=None, stop_at_layer=model.cfg.n_layers)
+        hooked = model.hooks(fwd_hooks=hooks)
+        with torch.enable_grad(), freeze_weights(model, ()), hooked, reading(labels), attached.scope():
+            model(tokens, return_type=None, stop_at_layer=model.cfg.n_layers)
         return keep.live
 
     def _rows(

@@ -39,8 +39,8 @@ class LensDecomposition(Tabular):
     """Vectors as sums of token directions, computed by `lens_decomposition`.
 
     `tokens` [vector, rank] are the ids in the order in which they were chosen, -1 where none helped any more; `coefficients`
-    [vector, rank] are those of directions of length 1, in the end. `explained`, with the axes of ("lens" and "random", the mean of
-    lenses that were rotated at random) and tokens (how many), is the share of each vector's squared length.
+    [vector, rank] are those of directions of length 1, in the end. `explained` is the share of each vector's squared length,
+    with the axes of ("lens", and "random": the mean of lenses that were rotated at random) and tokens (how many).
     """
 
     tokens: Int[Tensor, "vector rank"]
@@ -76,7 +76,7 @@ class LensDecomposition(Tabular):
         parts = {of: self.explained.select(of=of) for of in OF}
         ends = {of: part.interval() for of, part in parts.items()} if self.explained.n_prompts > 1 else None
         return viz.lines(
-            list(self.explained.axes["tokens"]),
+            [int(n) for n in self.explained.axes["tokens"]],
             {of: part.mean for of, part in parts.items()},
             ends,
             title or f"Token directions at layer {self.about['layer']}",
@@ -117,20 +117,20 @@ def lens_decomposition(
     n_random: int = 4,
     seed: int = 0,
 ) -> LensDecomposition:
-    """Write vectors of a layer's stream as sums of at most `k` token directions of a lens, with coefficients that are not negative.
+    """Write vectors of a layer's stream as sums of at most `k` token directions of a lens, with coefficients of at least 0.
 
     Greedy: the direction with the largest cosine to what is left joins those that were chosen, and all their coefficients are
-    fitted anew (orthogonal matching pursuit, Pati et al. 1993, with the least squares of Lawson and Hanson 1974). Of a model whose
-    final norm is a LayerNorm the vectors' mean over dimensions is taken out first, which no direction has. In `d_model` dimensions
-    some directions of tens of thousands always fit: so the same is done with the lens after random rotations of the stream.
+    fitted anew (orthogonal matching pursuit, Pati et al. 1993, with the least squares of Lawson and Hanson 1974). If the final
+    norm is a LayerNorm, the vectors' mean over dimensions is taken out first, which no direction has. Of tens of thousands of
+    directions some always fit: so the same is done with the lens after random rotations of the stream.
 
     Args:
         vectors: of the stream at the lens's site, or any other directions there.
         n_random: how many random rotations are averaged.
         seed: seed of the rotations.
 
-    Warns if random directions explain about as much. Raises ValueError for vectors of another width or of length 0, a lens of another
-    model, and numbers out of range.
+    Warns if random directions explain about as much. Raises ValueError for vectors of another width or of length 0, a lens of
+    another model, and numbers out of range.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import fit_jacobian_lens

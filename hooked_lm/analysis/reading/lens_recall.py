@@ -9,7 +9,7 @@ from torch import Tensor
 from hooked_lm.analysis.reading.lens import Translator, logit_lens
 from hooked_lm.engine.prompts import AxisSelection, chosen
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.results.groups import Groups
+from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import provenance
 
@@ -34,8 +34,8 @@ def lens_recall(
 ) -> MetricScores:
     """The share of prompts whose answer is among the `k` tokens that a lens finds most likely, for each lens and layer.
 
-    The answer need not be the next token: what a model has worked out already it may say later. Beside lenses that were fitted give
-    `None`, the logit lens, and `lens.rotated()`, a random one; chance alone is k / `len(candidates)`.
+    The answer need not be the next token: what a model has worked out already it may say later. Beside lenses that were fitted
+    give `None`, the logit lens, and `lens.rotated()`, a random one; by chance the share is k of the number of candidates.
 
     Args:
         prompts: texts or rows of ids; their lengths may differ.
@@ -45,8 +45,8 @@ def lens_recall(
         positions: where the lens reads, -1 for the last token of each.
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
 
-    Returns scores with the axes lens and layer, whose intervals are Wilson's. Raises ValueError for an answer that is no candidate, and
-    as `logit_lens`.
+    Returns scores with the axes lens and layer, whose intervals are Wilson's. Raises ValueError for an answer that is no
+    candidate, and as `logit_lens`.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -73,20 +73,20 @@ def lens_recall(
     for length in dict.fromkeys(lengths):
         same = [i for i, n in enumerate(lengths) if n == length]
         ids = torch.cat([rows[i] for i in same])
-        wanted = (
-            right[same][:, None]
-            if others is None
-            else torch.cat([right[same][:, None], others.expand(len(same), -1)], 1)
-        )
+        wanted = right[same][:, None] if others is None else others.expand(len(same), -1)
         for place, lens in enumerate(lenses.values()):
-            options = {"site": site, "layers": which, "positions": [positions], "k": 1, "lens": lens}
-            read = logit_lens(model, ids, answers=wanted, **options).answers
+            read = logit_lens(
+                model, ids, answers=wanted, site=site, layers=which, positions=[positions], k=1, lens=lens
+            ).answers
             assert read is not None, "answers were asked for"
             if others is None:
                 rank = read.select(metric="rank").values[0, :, 0]  # [layer, prompt]
             else:
-                logits = read.select(metric="logit").values[:, :, 0]  # [answer, layer, prompt], the right one first
-                rank = (logits[1:] > logits[:1]).sum(0)
+                logits = read.select(metric="logit").values[:, :, 0]  # [candidate, layer, prompt]
+                which_one = (right[same][:, None] == others).int().argmax(1)
+                rank = (logits > logits.gather(0, which_one.expand(1, *logits.shape[1:]))).sum(0)
             found[place][:, same] = (rank < k).float()
     about = provenance(model, of=f"recall at {k}", site=site, candidates=most, chance=k / most)
-    return MetricScores(found, {"lens": list(lenses), "layer": which}, [True], about=about, groups=groups)
+    return MetricScores(
+        found, {"lens": list(lenses), "layer": which}, [True], about=about, groups=checked_groups(groups, len(rows))
+    )

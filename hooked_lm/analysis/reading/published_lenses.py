@@ -1,7 +1,7 @@
 """Files of Jacobian lenses in the layout in which they are published: {layer: [d_model, d_model]}, and the number of prompts.
 
-A file of `torch.save` is read with `weights_only`, which runs nothing. Where a safetensors file is wanted, it has the same tensors
-as "J.0", "J.1", ..., and the numbers in its header.
+A file of `torch.save` is read with `weights_only`, which runs nothing. A safetensors file has the same tensors as "J.0", "J.1",
+..., and the numbers in its header.
 """
 
 import json

@@ -24,7 +24,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def sampled_digest(model: nn.Module, n: int = 1024) -> str:
-    """A hash as `weights_digest`, of at most `n` evenly spaced numbers of each tensor: quick, also for a model of many gigabytes."""
+    """A hash as `weights_digest`, of at most `n` evenly spaced numbers of each tensor: quick for many gigabytes, too."""
     whole = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
