@@ -346,7 +346,7 @@ class JacobianLens(Tabular):
             raise ValueError(f"the published layout is of the stream after each block, this lens is of {self.site!r}")
         last = self.about["n_layers"] - 1
         matrices = {layer: J.to(dtype) for layer, J in zip(self.layers, self.J, strict=True) if layer != last}
-        facts = {"estimator": "jacobian_lens", "target_layer": last, "model_name": str(self.about.get("model"))}
+        facts = {"estimator": "jacobian_lens", "target_layer": last, "model": str(self.about.get("model"))}
         published_lenses.write(path, matrices, int(self.about.get("prompts") or 0), facts)
 
     @classmethod
