@@ -22,7 +22,9 @@ bridge.to_tokens = lambda prompt: torch.tensor([[int(token) for token in prompt.
 
 given = torch.load(CASE / "given.pt")
 prompts = [" ".join(map(str, row)) for row in given["prompts"].tolist()]
-fitted = JacobianLens.fit(bridge, prompts, corpus="random ids", dim_batch=7, skip_first_positions=2, show_progress=False)
+fitted = JacobianLens.fit(
+    bridge, prompts, corpus="random ids", dim_batch=7, skip_first_positions=2, show_progress=False
+)
 fitted.save(str(CASE / "theirs.pt"), dtype=torch.float32)
 ours = JacobianLens.load(str(CASE / "ours.pt")).validate_model(bridge)
 found = {"loaded": torch.stack([ours.jacobians[layer] for layer in ours.source_layers])}
