@@ -61,11 +61,11 @@ def steps_questions(model: HookedTransformer) -> Iterator[Question]:
                 prompts.append(ids[: place + 1])
                 digits.append(f" {words[place + 2]}")
             if word == " =":
-                carries.append((ids[: place + 1], f" {words[words.index(' carry', place) + 1]}"))
+                carries.append((ids[: place + 1], words[words.index(" carry", place) + 1]))
     others = [f" {digit}" for digit in "023456789"]
     yield Question("`demo-steps`: digit to write, five tokens later", prompts, digits, (0, 1, 2), others)
     rows, values = zip(*carries, strict=True)
-    yield Question("`demo-steps`: carry, nine tokens later", rows, values, (0, 1, 2), [" 0", " 1"])
+    yield Question("`demo-steps`: carry, seven or eight tokens later", rows, values, (0, 1, 2), [" 0", " 1"])
 
 
 def planted_questions(example: planted.Planted) -> Iterator[Question]:

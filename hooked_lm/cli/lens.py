@@ -82,9 +82,9 @@ def lens(
 
 def _translator(path: Path, model: "Decoder") -> "Translator":
     """The lens in a file; ValueError for something else."""
-    from hooked_lm import load
     from hooked_lm.analysis import JacobianLens
     from hooked_lm.analysis.reading.lens import Translator
+    from hooked_lm.saved import load
 
     check_readable(path, "a lens, as TunedLens.save and JacobianLens.save write them")
     if path.suffix in (".pt", ".pth"):
