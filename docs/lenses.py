@@ -21,8 +21,8 @@ from hooked_lm.results.measures import MetricScores
 
 PAGE = Path(__file__).parent / "reading.md"
 MARK = re.compile(r"(?<=<!-- lens recall -->\n).*?(?=<!-- end -->)", re.S)
-N_TEXTS, N_THOUGHTS, N_PROMPTS = 64, 16, 64
-LENSES = ("logit", "tuned", "J", "R", "random")
+N_TEXTS, N_THOUGHTS, N_PROMPTS, N_RANDOM = 48, 16, 64, 8
+LENSES = ("logit", "tuned", "J", "R")
 
 
 @dataclass
@@ -83,7 +83,7 @@ def lenses_of(model: HookedTransformer, texts: Any) -> dict[str, Any]:
     """All lenses of a model, fitted on the same texts."""
     J, R = (fit_jacobian_lens(model, texts, backward=name) for name in ("plain", "relp"))
     tuned = train_tuned_lens(model, texts, steps=250)
-    return {"logit": None, "tuned": tuned, "J": J, "R": R, "random": J.rotated()}
+    return {"logit": None, "tuned": tuned, "J": J, "R": R, **{f"random {i}": J.rotated(i) for i in range(N_RANDOM)}}
 
 
 def measured(model: HookedTransformer, texts: Any, questions: Sequence[Question]) -> list[MetricScores]:
@@ -96,19 +96,21 @@ def measured(model: HookedTransformer, texts: Any, questions: Sequence[Question]
 
 def rows_of(question: Question, found: MetricScores, twin: MetricScores) -> Iterator[str]:
     low, high = found.interval()
-    most = twin.mean.max(0).values
+    most, random = twin.mean[: len(LENSES)].max(0).values, found.mean[len(LENSES) :]
     for place, layer in enumerate(question.layers):
         cells = [
             f"{found.mean[i, place]:.2f} ({low[i, place]:.2f} to {high[i, place]:.2f})" for i in range(len(LENSES))
         ]
+        drawn = random[:, place]
+        cells.append(f"{drawn.mean():.2f} ({drawn.min():.2f} to {drawn.max():.2f})")
         chance = found.about["chance"]
         yield f"| {question.name} | {layer} | {' | '.join(cells)} | {most[place]:.2f} | {chance:.2f} |"
 
 
 def table(models: Mapping[str, tuple[HookedTransformer, Any, Sequence[Question]]]) -> str:
     lines = [
-        f"| what is looked for | layer | {' | '.join(LENSES)} | most of any lens, untrained | chance |",
-        f"|---|---|{'---:|' * len(LENSES)}---:|---:|",
+        f"| what is looked for | layer | {' | '.join(LENSES)} | random | untrained | chance |",
+        f"|---|---|{'---:|' * len(LENSES)}---:|---:|---:|",
     ]
     for model, texts, questions in models.values():
         pairs = zip(

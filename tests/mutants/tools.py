@@ -260,8 +260,8 @@ TOOLS = mutants({
          "below = free & (z <= 0)", "below = free & (z <= -1e9)"),
     ],
     "analysis/reading/lens_recall.py": [
-        ("the answer itself is among those above it", "analysis/reading/test_lens_directions.py::recall_counts_what_a_lens_shows",
-         "rank = (logits > logits.gather", "rank = (logits >= logits.gather"),
+        ("ties are found", "analysis/reading/test_lens_directions.py::recall_counts_what_a_lens_shows",
+         "(own > next_best).float()", "(own >= next_best).float()"),
     ],
     "analysis/reading/lens.py": [
         ("a lens lacks the final norm", "analysis/reading/test_lens.py::the_last_layer_says_what_the_model_says",

@@ -35,7 +35,8 @@ def lens_recall(
     """The share of prompts whose answer is among the `k` tokens that a lens finds most likely, for each lens and layer.
 
     The answer need not be the next token: what a model has worked out already it may say later. Beside lenses that were fitted
-    give `None`, the logit lens, and `lens.rotated()`, a random one; by chance the share is k of the number of candidates.
+    give `None`, the logit lens, and `lens.rotated()`, a random one; by chance the share is k of the number of candidates. An
+    answer that ties with the token after the `k` is not counted: a lens that tells no tokens apart finds none.
 
     Args:
         prompts: texts or rows of ids; their lengths may differ.
@@ -76,16 +77,17 @@ def lens_recall(
         wanted = right[same][:, None] if others is None else others.expand(len(same), -1)
         for place, lens in enumerate(lenses.values()):
             read = logit_lens(
-                model, ids, answers=wanted, site=site, layers=which, positions=[positions], k=1, lens=lens
-            ).answers
-            assert read is not None, "answers were asked for"
+                model, ids, answers=wanted, site=site, layers=which, positions=[positions], k=k + 1, lens=lens
+            )
+            assert read.answers is not None, "answers were asked for"
+            logits = read.answers.select(metric="logit").values[:, :, 0]  # [answer, layer, prompt]
             if others is None:
-                rank = read.select(metric="rank").values[0, :, 0]  # [layer, prompt]
+                own, next_best = logits[0], read.logits[:, 0, :, k]
             else:
-                logits = read.select(metric="logit").values[:, :, 0]  # [candidate, layer, prompt]
                 which_one = (right[same][:, None] == others).int().argmax(1)
-                rank = (logits > logits.gather(0, which_one.expand(1, *logits.shape[1:]))).sum(0)
-            found[place][:, same] = (rank < k).float()
+                own = logits.gather(0, which_one.expand(1, *logits.shape[1:]))[0]
+                next_best = logits.topk(k + 1, 0).values[k]
+            found[place][:, same] = (own > next_best).float()
     about = provenance(model, of=f"recall at {k}", site=site, candidates=most, chance=k / most)
     return MetricScores(
         found, {"lens": list(lenses), "layer": which}, [True], about=about, groups=checked_groups(groups, len(rows))

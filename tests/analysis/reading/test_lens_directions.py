@@ -192,6 +192,22 @@ def test_wrong_decompositions(demo: HookedTransformer, lens: JacobianLens, optio
         lens_decomposition(demo, **{"vectors": torch.eye(128)[0], "lens": lens, "layer": 1, **options})
 
 
+class Blind:
+    def check(self, *fitting: object) -> None:
+        pass
+
+    def __call__(self, stream: Tensor, layer: int) -> Tensor:
+        return torch.zeros_like(stream)
+
+
+def without_bias() -> HookedTransformer:
+    """The bundled model, whose unembedding says nothing of a vector of zeros."""
+    model = HookedTransformer.from_pretrained("demo")
+    with torch.no_grad():
+        model.unembed.b_U.zero_()
+    return model
+
+
 # ---- recall ----------------------------------------------------------------------------------------------------------
 
 
@@ -208,6 +224,10 @@ def test_recall_counts_what_a_lens_shows(demo: HookedTransformer, lens: Jacobian
     assert (pronouns.about["chance"], list(found.groups)) == (0.5, ["a", "a", "b"])
     several = lens_recall(demo, texts[2:], [" she"], {"logit": None}, k=5, layers=[3])
     assert several.values.item() == 1
+    blind = {"blind": Blind()}  # to which all tokens without a bias are alike
+    for candidates in (None, [" she", " he"]):
+        tied = lens_recall(without_bias(), texts[2:], [" he"], blind, candidates=candidates, layers=[3])
+        assert tied.values.item() == 0
 
 
 @pytest.mark.parametrize(
