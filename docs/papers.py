@@ -19,6 +19,7 @@ PAPERS = {
     "Chan et al. 2022": "www.alignmentforum.org/posts/JvZhhzycHu2Yd57RN/causal-scrubbing-a-method-for-rigorously-testing",
     "Efron 1979": "doi:10.1214/aos/1176344552",
     "Elhage et al. 2021": "transformer-circuits.pub/2021/framework/index.html",
+    "Gurnee et al. 2026": "transformer-circuits.pub/2026/workspace/index.html",
     "Hall 1988": "doi:10.1214/aos/1176350933",
     "Hewitt and Liang 2019": "arXiv:1909.03368",
     "Jaccard 1912": "doi:10.1111/j.1469-8137.1912.tb05611.x",

@@ -169,6 +169,13 @@ class Result:
     no_plot: str = ""
 
 
+@lru_cache
+def jacobian_lens() -> analysis.JacobianLens:
+    return analysis.fit_jacobian_lens(
+        model(), [TEXT, "The capital of Spain is", "Mary left"], layers=[2, 3], held_out=0.5
+    )
+
+
 def rankings() -> analysis.TaskRankings:
     curves = torch.tensor([[0.5, 1.0], [0.1, 1.0]])[..., None] * torch.tensor([2.0, 3.0])
     numbers = {"spearman": [0.9, 0.0], "passes": [3.0, 0.0], "seconds": [0.5, 0.1]}
@@ -191,6 +198,10 @@ RESULTS = {
     "Attribution": Result(attributed),
     "Statistics": Result(lambda: after_a_run(Statistics(["blocks.1.attn.hook_z"]))),
     "TunedLens": Result(lambda: analysis.TunedLens.identity(model())),
+    "JacobianLens": Result(jacobian_lens),
+    "LensDecomposition": Result(
+        lambda: analysis.lens_decomposition(model(), torch.eye(128)[:2], jacobian_lens(), 2, k=2, n_random=1)
+    ),
     "Saliency": Result(lambda: analysis.saliency(model(), TEXT, max_new_tokens=1)),
     "Lens": Result(lambda: analysis.logit_lens(model(), TEXT)),
     "MaxActivating": Result(

@@ -23,7 +23,11 @@ OTHER_LOADERS = [
     f"hooked_lm.interventions.dictionaries:{name}" for name in ("load_saelens", "load_dictionary_learning")
 ]
 # Formats of files that are parts of something else.
-PARTS = {"Batch": "a file of a Store", "dictionary_training": "a checkpoint, from which training resumes"}
+PARTS = {
+    "Batch": "a file of a Store",
+    "dictionary_training": "a checkpoint, from which training resumes",
+    "JacobianSums": "of a fit that resumes",
+}
 
 
 def formats_of_files() -> set[str]:

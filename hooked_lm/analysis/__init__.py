@@ -23,7 +23,11 @@ from hooked_lm.analysis.reading.features_table import FeaturesTable, features_ta
 from hooked_lm.analysis.reading.head_detector import detect_head
 from hooked_lm.analysis.reading.heads import attention_statistics, head_scores, repeated_random_tokens
 from hooked_lm.analysis.reading.images import attention_to_images, nearest_words, on_image
+from hooked_lm.analysis.reading.jacobian_fit import fit_jacobian_lens
+from hooked_lm.analysis.reading.jacobian_lens import JacobianLens
 from hooked_lm.analysis.reading.lens import Lens, logit_lens
+from hooked_lm.analysis.reading.lens_decomposition import LensDecomposition, lens_decomposition
+from hooked_lm.analysis.reading.lens_recall import lens_recall
 from hooked_lm.analysis.reading.max_activating import MaxActivating, max_activating_examples
 from hooked_lm.analysis.reading.neurons import copying_scores, head_top_tokens, neuron_top_tokens
 from hooked_lm.analysis.reading.patchscopes import Patchscope, patchscope
@@ -44,8 +48,10 @@ __all__ = [
     "FeatureReport",
     "FeaturesTable",
     "Graph",
+    "JacobianLens",
     "Leaderboard",
     "Lens",
+    "LensDecomposition",
     "Location",
     "MaxActivating",
     "Patchscope",
@@ -70,6 +76,7 @@ __all__ = [
     "evaluate",
     "feature_report",
     "features_table",
+    "fit_jacobian_lens",
     "graphs",
     "head_composition",
     "head_scores",
@@ -77,6 +84,8 @@ __all__ = [
     "interchange",
     "interchange_accuracy",
     "leaderboard",
+    "lens_decomposition",
+    "lens_recall",
     "logit_lens",
     "max_activating_examples",
     "metrics",

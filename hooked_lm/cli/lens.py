@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import check_writable, decoder, integers
+from hooked_lm.cli.inputs import check_readable, check_writable, decoder, integers
 from hooked_lm.cli.options import ModelArgument, PromptArgument
 from hooked_lm.cli.output import cells, records, say, say_path, show_table
 from hooked_lm.cli.prompts_and_sites import prompt_of, short_name
@@ -15,6 +15,8 @@ from hooked_lm.cli.prompts_and_sites import prompt_of, short_name
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hooked_lm.analysis.reading.lens import Translator
+    from hooked_lm.models.decoder import Decoder
     from hooked_lm.results import Scores
 
 
@@ -32,12 +34,15 @@ def lens(
     answers: Annotated[
         str | None, typer.Option(help="Also compare two next tokens, with their spaces: ' Mary, John'.")
     ] = None,
+    lens: Annotated[
+        Path | None, typer.Option(help="A file of a TunedLens or a JacobianLens; a published one ends in .pt.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the grid of all positions to this page.")] = None,
 ) -> Result:
     """Show the likely next tokens after each layer, and compare two answers.
 
-    The residual stream is decoded by the final norm and the unembedding (the logit lens). The last layer comes first: its
-    tokens are those that the model says.
+    The residual stream is decoded by the final norm and the unembedding (the logit lens), with --lens after a map that was
+    fitted. The last layer comes first: its tokens are those that the model says.
     """
     from hooked_lm import analysis, viz
     from hooked_lm.engine.answers import right_and_wrong
@@ -45,29 +50,49 @@ def lens(
 
     check_writable(html)
     loaded = decoder(model, "lens")
+    translator = None if lens is None else _translator(lens, loaded)
     given, words = prompt_of(loaded, prompt)
     places, site = integers("positions", positions), short_name(site)
     pair = None if answers is None else [side for [side] in answers_of([answers])]
     if pair is not None:
         right_and_wrong(pair[0], pair[1], loaded)  # raises for two that are the same
-    found = analysis.logit_lens(loaded, given, site=site, k=k, positions=places, answers=pair and [pair])
+    found = analysis.logit_lens(
+        loaded, given, site=site, k=k, positions=places, answers=pair and [pair], lens=translator
+    )
     table = found.to_dataframe()
     for place, (_, part) in zip(places, table.groupby("position", sort=False), strict=True):
         say(f"The next token after {escape(viz.visible(words[place]))}, with its probability:")
         show_table([_row(layer, group) for layer, group in reversed(list(part.groupby("layer", sort=False)))])
     compared = None if found.answers is None else _compare(found.answers)
     if html is not None:
-        figure = analysis.logit_lens(loaded, given, site=site, k=k).plot(title=f"Logit lens: {prompt}")
-        viz.write_html(figure, html)
+        grid = analysis.logit_lens(loaded, given, site=site, k=k, lens=translator)
+        name = str(grid.about["lens"])
+        viz.write_html(grid.plot(title=f"{name[0].upper()}{name[1:]}: {prompt}"), html)
         say_path("page:", html)
     columns = ["position", "layer", "rank", "token", "id", "logit", "probability"]
     return {
         "model": model,
+        "lens": found.about["lens"],
         "tokens": words,
         "rows": cells(table[columns]),
         "answers": compared,
         "html": html and html.resolve(),
     }
+
+
+def _translator(path: Path, model: "Decoder") -> "Translator":
+    """The lens in a file; ValueError for something else."""
+    from hooked_lm.analysis import JacobianLens
+    from hooked_lm.analysis.reading.lens import Translator
+    from hooked_lm.saved import load
+
+    check_readable(path, "a lens, as TunedLens.save and JacobianLens.save write them")
+    if path.suffix in (".pt", ".pth"):
+        return JacobianLens.from_published(path, model)
+    found = load(path)
+    if not isinstance(found, Translator):
+        raise ValueError(f"{path} holds a {type(found).__name__}, which is no TunedLens and no JacobianLens")
+    return found
 
 
 def _compare(found: "Scores") -> list[dict[str, object]]:

@@ -16,6 +16,7 @@ from hooked_lm.interventions.controllers import (
     ProjectOut,
     Scale,
     SetValue,
+    SwapDirections,
     ZeroAblate,
 )
 from hooked_lm.interventions.detectors import InputTokens, NanGradientGuard, NanGuard, Record, RecordOutput
@@ -82,6 +83,7 @@ __all__ = [
     "SteeringVectors",
     "Store",
     "Summary",
+    "SwapDirections",
     "TopExamples",
     "ZeroAblate",
     "at",

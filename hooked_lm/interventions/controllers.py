@@ -292,17 +292,19 @@ class ProjectOut(PartEditor):
 
     Args:
         vectors: [width] or [n, width]; they need not be orthogonal or independent, but at least one is not zero.
+        strength: the share of it that is taken out; 1: all.
 
     Raises ValueError if all are zero; in the forward pass if their width differs from the site's last axis.
     """
 
     vectors: Float[Tensor, "*n width"] = field(kw_only=True)
+    strength: float | int = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vectors.ndim not in (1, 2):
             raise ValueError(f"vectors are [width] or [n, width], got {tuple(self.vectors.shape)}")
-        check_finite(self, "vectors")
+        check_finite(self, "vectors", "strength")
         if not self.vectors.norm() > 0:
             raise ValueError("the vectors to project out are all zero: they span nothing")
         if self.features is not None:
@@ -320,7 +322,55 @@ class ProjectOut(PartEditor):
     def edit(self, value: Tensor, part: Part) -> Tensor:
         check_width(self.vectors, part)
         basis = self.basis.to(value)
-        return value - (value @ basis.T) @ basis
+        return value - self.strength * ((value @ basis.T) @ basis)
+
+    def acts_by_position(self, part: Part) -> bool:
+        return True
+
+
+@dataclass(eq=False, repr=False)
+class SwapDirections(PartEditor):
+    """Exchanges how much of two directions a site has: with `V = [v, w]` and `(a, b) = V^+ x`, `x` becomes
+    `x + strength ((b - a) v + (a - b) w)`. What is orthogonal to both is unchanged.
+
+    Args:
+        vectors: [2, width], which do not lie on one line.
+        strength: the factor of the change; with 1 a second swap undoes the first.
+
+    Raises ValueError for vectors on one line; in the forward pass if their width differs from the site's last axis.
+
+    >>> import torch
+    >>> from hooked_lm import HookedTransformer
+    >>> from hooked_lm.interventions.controllers import SwapDirections
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> swap = SwapDirections("resid_post", 1, vectors=torch.eye(128)[:2])
+    >>> text = "The capital of France is"
+    >>> x = model.run_with_cache(text)[1]["resid_post", 1]
+    >>> y = model.run_with_cache(text, fwd_hooks=[swap])[1]["resid_post", 1]
+    >>> bool((y[..., [1, 0]] - x[..., :2]).abs().max() < 1e-4)
+    True
+    """
+
+    vectors: Float[Tensor, "two width"] = field(kw_only=True)
+    strength: float | int = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vectors.ndim != 2 or len(self.vectors) != 2:
+            raise ValueError(f"vectors are [2, width], got {tuple(self.vectors.shape)}")
+        check_finite(self, "vectors", "strength")
+        lengths = torch.linalg.svdvals(torch.nn.functional.normalize(self.vectors.double(), dim=-1))
+        if not lengths[1] > 1e-4:
+            raise ValueError("the two vectors lie on one line, so that nothing can be exchanged")
+        if self.features is not None:
+            raise ValueError("SwapDirections takes the last axis whole: it has no use for features")
+
+    def edit(self, value: Tensor, part: Part) -> Tensor:
+        check_width(self.vectors, part)
+        parts = torch.linalg.pinv(self.vectors.double()).to(value)  # [width, 2]
+        first, second = (value @ parts).split(1, -1)
+        v, w = self.vectors.to(value)
+        return value + self.strength * (second - first) * (v - w)
 
     def acts_by_position(self, part: Part) -> bool:
         return True

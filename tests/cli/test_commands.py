@@ -26,7 +26,7 @@ from hooked_lm import (
     families,
     hub,
 )
-from hooked_lm.analysis import Leaderboard
+from hooked_lm.analysis import Leaderboard, TunedLens, fit_jacobian_lens, logit_lens
 from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.cli.doctor import EXTRAS
 from hooked_lm.cli.output import as_text, console
@@ -35,7 +35,7 @@ from hooked_lm.families import model_classes
 from hooked_lm.families.well_known import WELL_KNOWN
 from hooked_lm.harvest import ActivationStore
 from hooked_lm.hub.unsupported import NOT_BUILT, REASONS, missing
-from hooked_lm.interventions import SteeringVectors, steering_vectors
+from hooked_lm.interventions import Hooks, Scale, SteeringVectors, steering_vectors
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.reports.circuit import DEFAULT_METRIC
 from hooked_lm.studies import PairTable
@@ -529,6 +529,29 @@ def test_lens(tmp_path: Path) -> None:
     layers = re.findall(r"(?m)^ +(\d) │ (\S+) \d\.\d\d", shown)
     assert [layer for layer, _ in layers] == ["3", "2", "1", "0"]
     assert layers[0][1] == "·Paris"
+
+
+def test_a_fitted_lens_reads(model: HookedTransformer, tmp_path: Path) -> None:
+    texts = ["The capital of Spain is Madrid.", "Mary went home."]
+    fitted = fit_jacobian_lens(model, texts, held_out=0)
+    fitted.save(tmp_path / "lens.safetensors")
+    fitted.to_published(tmp_path / "lens.pt", torch.float32)
+    TunedLens.identity(model).save(tmp_path / "tuned.safetensors")
+    expected = logit_lens(model, "The capital of France is", lens=fitted, positions=[-1], k=2).logits.flatten()
+    for name, kind in (
+        ("lens.safetensors", "Jacobian lens"),
+        ("lens.pt", "Jacobian lens"),
+        ("tuned.safetensors", "tuned lens"),
+    ):
+        found = from_json("lens", "demo", "The capital of France is", "--k", 2, "--lens", tmp_path / name)
+        assert found["lens"] == kind
+        logits = torch.tensor([row["logit"] for row in found["rows"]])
+        if kind == "Jacobian lens":
+            assert_close(logits, expected, scale=20.0)
+    hooks = tmp_path / "hooks.safetensors"
+    Hooks([Scale("z", 1, factor=0.5)]).save(hooks)
+    assert "which is no TunedLens and no JacobianLens" in call("lens", "demo", "Mary", "--lens", hooks).stderr
+    assert "there is no such file" in call("lens", "demo", "Mary", "--lens", tmp_path / "none").stderr
 
 
 def test_two_answers_are_compared(model: HookedTransformer) -> None:

@@ -17,6 +17,7 @@ collect_ignore = [
     "flat_originals.py",
     "fold_of_the_original.py",
     "gim_run.py",
+    "jacobian_lens_of_4.py",
     "mib_run.py",
     "originals.py",
     "sae_dashboard_run.py",

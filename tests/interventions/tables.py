@@ -8,7 +8,15 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks import Cache, wrap
 from hooked_lm.interventions.base import HookObject
-from hooked_lm.interventions.controllers import AddDirection, Clamp, ProjectOut, Scale, SetValue, ZeroAblate
+from hooked_lm.interventions.controllers import (
+    AddDirection,
+    Clamp,
+    ProjectOut,
+    Scale,
+    SetValue,
+    SwapDirections,
+    ZeroAblate,
+)
 from hooked_lm.interventions.patch import (
     FreezeAttention,
     FreezeNorm,
@@ -54,6 +62,7 @@ VECTOR, SOURCE, SHORT, MANY = (
 )
 BASIS = torch.linalg.qr(numbers(D, 2, seed=5)).Q.T
 DEPENDENT = torch.stack([3 * BASIS[0], BASIS[0] + 0.01 * BASIS[1], BASIS[0] - BASIS[1]])  # three that span two
+PAIR = torch.stack([BASIS[0], BASIS[0] + 2 * BASIS[1]])
 
 
 def put(*index: Any, to: Any) -> ByHand:
@@ -68,6 +77,12 @@ def put(*index: Any, to: Any) -> ByHand:
 
 def chosen(rows: list[int], positions: list[int], features: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(rows)[:, None, None], torch.tensor(positions)[:, None], torch.tensor(features)
+
+
+def swapped(value: Tensor) -> Tensor:
+    """With the coordinates along both vectors of PAIR, by least squares, exchanged."""
+    solved = torch.linalg.lstsq(PAIR.T, value.flatten(0, 1).T).solution.T.view(*value.shape[:2], 2)
+    return value + (solved.flip(-1) - solved) @ PAIR
 
 
 EVERYWHERE = slice(None)
@@ -120,6 +135,11 @@ STREAM: dict[str, tuple[Callable[[str], HookObject], ByHand]] = {
         lambda s: ProjectOut(s, vectors=DEPENDENT),
         lambda v: v - sum((v @ one)[..., None] * one for one in BASIS),
     ),
+    "project out half": (
+        lambda s: ProjectOut(s, vectors=VECTOR, strength=0.5),
+        lambda v: v - 0.5 * (v @ VECTOR)[..., None] * VECTOR / (VECTOR @ VECTOR),
+    ),
+    "swap": (lambda s: SwapDirections(s, vectors=PAIR, strength=0.5), lambda v: (v + swapped(v)) / 2),
     "patch": (lambda s: Patch(s, source=SOURCE), lambda v: SOURCE),
     "patch from a cache": (lambda s: Patch(s, source=Cache({s: SOURCE, "x": VECTOR})), lambda v: SOURCE),
     "patch places": (

@@ -17,6 +17,7 @@ from hooked_lm.interventions.controllers import (
     ProjectOut,
     Scale,
     SetValue,
+    SwapDirections,
     ZeroAblate,
 )
 from hooked_lm.interventions.detectors import NanGradientGuard
@@ -216,6 +217,7 @@ BY_ROW: list[HookObject] = [
     Clamp(SITE, min=-5, max=9),
     AddDirection(SITE, vector=VECTOR, schedule=[1, 3, 2, 5]),
     ProjectOut(SITE, vectors=numbers(2, D)),
+    SwapDirections(SITE, vectors=numbers(2, D)),
     Patch(SITE, source=numbers(4, D), positions=[3, 1]),
     PatchResidual(layer=1, source=VECTOR),
     PatchHead(layer=1, source=numbers(4, 8), heads=[0, 2]),

@@ -178,7 +178,7 @@ def logit_lens(
         k: how many of the most likely tokens are kept.
         answers: tokens whose logit, probability and rank are returned: one string or id for all prompts, a list or tensor with
             one for each prompt, or a nested list or tensor [batch, answer] with several (one row: the same for all prompts).
-        lens: a map applied to the stream of each layer before decoding, such as a `TunedLens`.
+        lens: a map applied to the stream of each layer before decoding, such as a `TunedLens` or a `JacobianLens`.
 
     Raises ValueError for prompts that are empty or of different lengths, a site of another width, or a lens of another
     model; IndexError for layers and positions out of range; KeyError for a site that the model or the cache lacks.
@@ -352,5 +352,7 @@ def spelled(model: Decoder, tokens: Tensor) -> dict[int, str]:
 
 
 def _name(lens: Translator | None) -> str:
-    """What a lens is called: its class in words, such as "tuned lens"."""
-    return "logit lens" if lens is None else re.sub("(?<=[a-z])(?=[A-Z])", " ", type(lens).__name__).lower()
+    """What a lens is called: its name, or its class in words, such as "tuned lens"."""
+    if lens is None:
+        return "logit lens"
+    return str(getattr(lens, "name", "")) or re.sub("(?<=[a-z])(?=[A-Z])", " ", type(lens).__name__).lower()

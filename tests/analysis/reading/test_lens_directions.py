@@ -1,0 +1,244 @@
+"""Along a lens's directions: hooks are the formulas, sparse sums are found again, recall counts what a lens shows."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hooked_lm import HookedTransformer
+from hooked_lm.analysis import (
+    JacobianLens,
+    LensDecomposition,
+    fit_jacobian_lens,
+    lens_decomposition,
+    lens_recall,
+    logit_lens,
+)
+from hooked_lm.analysis.reading.lens_decomposition import nonnegative_least_squares
+from hooked_lm.components.norms.norm import norm_of
+from hooked_lm.interventions import ProjectOut, SwapDirections
+from tests.analysis.reading.test_jacobian_lens import TEXTS, ids, tiny
+from tests.close import GRADIENT, assert_apart, assert_close, assert_near
+
+PROMPT = TEXTS[0]
+WORDS = [" Paris", " Madrid"]
+
+
+@pytest.fixture(scope="module")
+def demo() -> HookedTransformer:
+    return HookedTransformer.from_pretrained("demo")
+
+
+@pytest.fixture(scope="module")
+def lens(demo: HookedTransformer) -> JacobianLens:
+    return fit_jacobian_lens(demo, TEXTS, held_out=0)
+
+
+def after(model: HookedTransformer, hooks: Any, layer: int = 1) -> Tensor:
+    """The stream after a layer in a run with hooks."""
+    return model.run_with_cache(PROMPT, names_filter=f"blocks.{layer}.hook_resid_post", fwd_hooks=hooks)[1][
+        "resid_post", layer
+    ]
+
+
+@pytest.mark.parametrize("kind", ["LN", "RMS"])
+def test_a_direction_gives_the_logit_of_the_lens(kind: str):
+    """The stream's product with it, over the scale of the final norm, is what the lens says, up to biases."""
+    model = tiny(normalization_type=kind, dtype=torch.float32)
+    found = fit_jacobian_lens(model, ids(2), held_out=0)
+    tokens = ids(1, 5, seed=3)
+    stream = model.run_with_cache(tokens)[1]["resid_post", 1][0]
+    logits = logit_lens(model, tokens, lens=found, layers=[1], answers=torch.tensor([[4, 9]])).answers
+    said = logits.select(metric="logit").values[:, 0, :, 0]  # [answer, position]
+    moved = found(stream, 1)
+    if kind == "LN":
+        moved = moved - moved.mean(-1, keepdim=True)
+    scale = (moved.square().mean(-1) + model.cfg.eps).sqrt()
+    vectors = found.vectors(model, torch.tensor([4, 9]), [1])[0]
+    bias = norm_of(model, "ln_final")(torch.zeros(1, 1, 6))[0, 0] @ model.W_U + model.b_U
+    assert_close(said, vectors @ stream.T / scale + bias[[4, 9], None].detach(), depth=GRADIENT)
+    assert_apart(vectors, found.vectors(model, torch.tensor([9, 4]), [1])[0])
+
+
+def test_steering_adds_the_direction_by_its_dose(demo: HookedTransformer, lens: JacobianLens):
+    plain, length = after(demo, []), lens.lengths[1]
+    moved = after(demo, lens.steer(demo, " Paris", [1], dose=0.3, positions=[-1])) - plain
+    assert not moved[:, :-1].any()
+    vector = lens.vectors(demo, " Paris", [1])[0, 0]
+    assert_close(moved[0, -1], 0.3 * length * vector / vector.norm())
+    placebo = after(demo, lens.rotated().steer(demo, " Paris", [1], dose=0.3, positions=[-1])) - plain
+    assert_close(placebo.norm(), moved.norm())
+    with demo.hooks(lens.steer(demo, " Madrid", [1, 2], dose=0.7)):
+        steered = logit_lens(demo, PROMPT, positions=[-1], answers=[WORDS]).answers.select(metric="logit", layer=3).mean
+    with demo.hooks(lens.rotated().steer(demo, " Madrid", [1, 2], dose=0.7)):
+        control = logit_lens(demo, PROMPT, positions=[-1], answers=[WORDS]).answers.select(metric="logit", layer=3).mean
+    assert steered[1] - steered[0] > 3 + (control[1] - control[0])
+
+
+def test_ablation_takes_out_the_span(demo: HookedTransformer, lens: JacobianLens):
+    plain, vectors = after(demo, []), lens.vectors(demo, WORDS, [1])[0]
+    without = after(demo, lens.ablate(demo, WORDS, [1]))
+    assert_close(without @ vectors.T, torch.zeros(1, 6, 2), scale=(plain @ vectors.T).abs().max())
+    half = after(demo, lens.ablate(demo, WORDS, [1], dose=0.5))
+    assert_close(half, (plain + without) / 2)
+    assert_apart(without, plain)
+
+
+def test_a_swap_exchanges_the_coordinates(demo: HookedTransformer, lens: JacobianLens):
+    plain, vectors = after(demo, []), lens.vectors(demo, WORDS, [1])[0]
+    swapped = after(demo, lens.swap(demo, WORDS, [1]))
+    inverse = torch.linalg.pinv(vectors)
+    assert_close(swapped @ inverse, (plain @ inverse).flip(-1), scale=plain.abs().max(), depth=GRADIENT)
+    rest = torch.eye(128) - inverse @ vectors
+    assert_close(swapped @ rest, plain @ rest, depth=GRADIENT)
+    assert_close(after(demo, [*lens.swap(demo, WORDS, [1]), *lens.swap(demo, WORDS, [1])]), plain, depth=GRADIENT)
+    assert_close(after(demo, lens.swap(demo, WORDS, [1], dose=0)), plain)
+    assert_close(after(demo, lens.swap(demo, WORDS, [1], dose=2)) - plain, 2 * (swapped - plain), depth=GRADIENT)
+    with pytest.raises(ValueError, match=r"have the cosine 1\.0000: choose tokens that are further apart"):
+        lens.swap(demo, (" Paris", " Paris"))
+    with pytest.raises(ValueError, match="a swap is of two tokens, got 3"):
+        lens.swap(demo, (" Paris", " Madrid", " Rome"))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: SwapDirections("resid_post", 1, vectors=torch.ones(2, 8)), "lie on one line"),
+        (lambda: SwapDirections("resid_post", 1, vectors=torch.ones(3, 8)), r"\[2, width\], got \(3, 8\)"),
+        (lambda: SwapDirections("resid_post", 1, vectors=torch.eye(8)[:2], features=1), "no use for features"),
+        (lambda: SwapDirections("resid_post", 1, vectors=torch.eye(8)[:2], strength=float("nan")), "must be finite"),
+        (lambda: ProjectOut("resid_post", 1, vectors=torch.ones(8), strength=float("inf")), "must be finite"),
+    ],
+)
+def test_wrong_hooks(made: Any, said: str):
+    with pytest.raises(ValueError, match=said):
+        made()
+
+
+# ---- sparse sums -----------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 8))
+def test_least_squares_with_coefficients_of_at_least_0(seed: int, n: int, width: int):
+    """The conditions of Karush, Kuhn and Tucker, which its solution alone fulfils."""
+    generator = torch.Generator().manual_seed(seed)
+    A, b = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((width, n), (width,)))
+    x = nonnegative_least_squares(A, b)
+    slope, scale = A.T @ (b - A @ x), (A.norm() * b.norm()).item()
+    assert bool((x >= 0).all())
+    assert slope.max() <= 1e-8 * scale
+    assert (slope * x).abs().max() <= 1e-6 * scale * max(1.0, float(x.max()))
+
+
+def test_as_scipy_finds_them():
+    optimize = pytest.importorskip("scipy.optimize")
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        A, b = torch.randn(12, 8, generator=generator).double(), torch.randn(12, generator=generator).double()
+        expected = torch.tensor(optimize.nnls(A.numpy(), b.numpy())[0])
+        assert_near(nonnegative_least_squares(A, b), expected, 1e-7, because="two ways through the same equations")
+
+
+def test_a_sum_of_directions_is_found_again(demo: HookedTransformer, lens: JacobianLens):
+    units = torch.nn.functional.normalize(lens.vectors(demo, [*WORDS, " she"], [1])[0], dim=-1)
+    made = torch.stack([3 * units[0] + 2 * units[1] + units[2], units[2] - 2 * units[0]])
+    found = lens_decomposition(demo, made, lens, 1, k=6)
+    assert [found.words[token] for token in found.tokens[0, :3].tolist()] == [*WORDS, " she"]
+    assert found.tokens[0, 3] == -1  # nothing is left
+    assert_near(found.coefficients[0, :3], torch.tensor([3.0, 2.0, 1.0]), 1e-3, because="it is fitted")
+    own = found.explained.select(of="lens").values
+    assert own[-1, 0] > 0.999
+    assert bool((own.diff(dim=0) > -1e-5).all())
+    assert bool((found.coefficients >= 0).all())
+    assert own[-1, 0] > 2 * found.explained.select(of="random").values[2, 0]
+    table = found.to_dataframe()
+    assert table.query("vector == 0")["token"].tolist() == [*WORDS, " she"]
+    assert list(table.columns) == ["vector", "rank", "token", "id", "coefficient", "explained", "random"]
+    assert "lens" in [line.name for line in found.plot().data]
+
+
+def test_the_mean_over_dimensions_counts_for_nothing(demo: HookedTransformer, lens: JacobianLens):
+    x = after(demo, [])[0]
+    one, other = (lens_decomposition(demo, moved, lens, 1, k=3, n_random=1) for moved in (x, x + 5))
+    assert torch.equal(one.tokens, other.tokens)
+    assert_close(other.coefficients, one.coefficients, depth=GRADIENT, scale=x.norm())
+
+
+def test_random_directions_that_do_as_well_are_said(demo: HookedTransformer, lens: JacobianLens, tmp_path: Any):
+    noise = torch.randn(4, 128, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match=r"random rotations of the stream\) does about as well"):
+        found = lens_decomposition(demo, noise, lens, 1, k=3)
+    found.save(tmp_path / "found.safetensors")
+    again = LensDecomposition.load(tmp_path / "found.safetensors")
+    assert again.to_dataframe().equals(found.to_dataframe())
+    assert repr(again) == repr(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"vectors": torch.ones(3, 7)}, r"as wide as the stream, 128, got \[3, 7\]"),
+        ({"vectors": torch.ones(128)}, "length 0"),  # its mean is taken out
+        ({"k": 0}, "k is from 1"),
+        ({"n_random": 0}, "n_random at least 1"),
+        ({"layer": 9}, r"not fitted for layers \[9\]"),
+    ],
+)
+def test_wrong_decompositions(demo: HookedTransformer, lens: JacobianLens, options: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        lens_decomposition(demo, **{"vectors": torch.eye(128)[0], "lens": lens, "layer": 1, **options})
+
+
+class Blind:
+    def check(self, *fitting: object) -> None:
+        pass
+
+    def __call__(self, stream: Tensor, layer: int) -> Tensor:
+        return torch.zeros_like(stream)
+
+
+def without_bias() -> HookedTransformer:
+    """The bundled model, whose unembedding says nothing of a vector of zeros."""
+    model = HookedTransformer.from_pretrained("demo")
+    with torch.no_grad():
+        model.unembed.b_U.zero_()
+    return model
+
+
+# ---- recall ----------------------------------------------------------------------------------------------------------
+
+
+def test_recall_counts_what_a_lens_shows(demo: HookedTransformer, lens: JacobianLens):
+    texts, answers = [*TEXTS[:2], "Tom left early because"], [*WORDS, " she"]  # the last is wrong
+    lenses = {"logit": None, "Jacobian": lens, "random": lens.rotated()}
+    found = lens_recall(demo, texts, answers, lenses, groups=["a", "a", "b"])
+    assert list(found.axes["lens"]) == list(lenses)
+    assert found.values[:2, 3].tolist() == [[1, 1, 0]] * 2
+    read = logit_lens(demo, texts[:2], positions=[-1], answers=WORDS, lens=lens).answers.select(metric="rank").values
+    assert torch.equal(found.values[1, :, :2], (read[0, :, 0] < 1).float())
+    pronouns = lens_recall(demo, texts[2:], [" he"], lenses, candidates=[" she", " he"], layers=[3])
+    assert pronouns.values[:2, 0].tolist() == [[1], [1]]
+    assert (pronouns.about["chance"], list(found.groups)) == (0.5, ["a", "a", "b"])
+    several = lens_recall(demo, texts[2:], [" she"], {"logit": None}, k=5, layers=[3])
+    assert several.values.item() == 1
+    blind = {"blind": Blind()}  # to which all tokens without a bias are alike
+    for candidates in (None, [" she", " he"]):
+        tied = lens_recall(without_bias(), texts[2:], [" he"], blind, candidates=candidates, layers=[3])
+        assert tied.values.item() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"answers": [" Paris"]}, "2 prompts and 1 answers"),
+        ({"k": 0}, "k must be from 1"),
+        ({"candidates": [" he", " she"]}, "none of the candidates"),
+        ({"layers": None}, "not None"),
+    ],
+)
+def test_wrong_recall(demo: HookedTransformer, options: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        lens_recall(demo, **{"prompts": TEXTS[:2], "answers": WORDS, "lenses": {"logit": None}, **options})
