@@ -49,6 +49,7 @@ LOADERS = {
     "SyntheticFeatures": "hooked_lm.interventions.dictionaries.synthetic:SyntheticFeatures.load",
     "TrainedDictionary": "hooked_lm.interventions.dictionaries.train:TrainedDictionary.load",
     "TunedLens": "hooked_lm.analysis.reading.tuned_lens:TunedLens.load",
+    "Verbalization": "hooked_lm.analysis.reading.verbalize:Verbalization.load",
     "dictionary": "hooked_lm.interventions.dictionaries.pretrained:load",
     "interventions": "hooked_lm.interventions:Hooks.load",
 }

@@ -29,6 +29,7 @@ from hooked_lm.analysis.reading.patchscopes import Patchscope, patchscope
 from hooked_lm.analysis.reading.saliency import Saliency, saliency
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
 from hooked_lm.analysis.reading.tuned_lens import TunedLens, train_tuned_lens
+from hooked_lm.analysis.reading.verbalize import Verbalization, verbalize
 from hooked_lm.analysis.thoughts.anchors import ThoughtAnchors, thought_anchors
 from hooked_lm.keywords import answer_keywords
 
@@ -54,6 +55,7 @@ __all__ = [
     "TaskRankings",
     "ThoughtAnchors",
     "TunedLens",
+    "Verbalization",
     "attention_statistics",
     "attention_to_images",
     "attribute",
@@ -90,6 +92,7 @@ __all__ = [
     "train_alignment",
     "train_probe",
     "train_tuned_lens",
+    "verbalize",
     "write_dashboards",
 ]
 

@@ -204,7 +204,8 @@ class LoRA(NotebookRepr):
             of.setdefault(row.source, []).append(row)
         tied = {name for row in rows if row.tied is not None for name in (row.source, row.tied)}
         prefix = str(_family(model).PREFIX)
-        for name, part in [*self.replaced.items(), *self.parts.items()]:
+        changes: list[tuple[str, LowRank | Tensor]] = [*self.replaced.items(), *self.parts.items()]
+        for name, part in changes:
             found = name if name in of else prefix + name
             targets = [row for row in of.get(found, ()) if row.target in known]
             if found in tied:
@@ -361,8 +362,8 @@ def _check_fits(row: Row, slot: Slot, part: "LowRank | Tensor", name: str) -> No
             raise ValueError(
                 f"the adapter {name} changes {row.source!r}, which is no matrix of a linear layer; {MERGED}"
             )
-        shape = (len(part.B), part.A.shape[1])
-        shape = shape[::-1] if _inputs_first(row, slot) else shape
+        d_out, d_in = len(part.B), part.A.shape[1]
+        shape: tuple[int, ...] = (d_in, d_out) if _inputs_first(row, slot) else (d_out, d_in)
     else:
         shape = tuple(part.shape)
     try:
