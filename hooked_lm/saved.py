@@ -19,6 +19,7 @@ LOADERS = {
     "ChanceScores": "hooked_lm.analysis.reading.heads:ChanceScores.load",
     "Circuit": "hooked_lm.analysis.circuits.circuit:Circuit.load",
     "Comparison": "hooked_lm.analysis.circuits.compare:Comparison.load",
+    "ModelComparison": "hooked_lm.analysis.comparing.model_comparison:ModelComparison.load",
     "NeuronCircuit": "hooked_lm.analysis.circuits.neurons:NeuronCircuit.load",
     "CompositionScores": "hooked_lm.analysis.reading.composition:CompositionScores.load",
     "DictionaryEvaluation": "hooked_lm.interventions.dictionaries.scores:DictionaryEvaluation.load",

@@ -11,6 +11,8 @@ from hooked_lm.analysis.attribution.edges import attribute_edges
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
+from hooked_lm.analysis.comparing.compare_models import compare_models
+from hooked_lm.analysis.comparing.model_comparison import ModelComparison
 from hooked_lm.analysis.evaluation import evaluate
 from hooked_lm.analysis.probes import Probes, RegressionProbes, train_probe
 from hooked_lm.analysis.rankings import CircuitTask, Leaderboard, TaskRankings, leaderboard
@@ -47,6 +49,7 @@ __all__ = [
     "Lens",
     "Location",
     "MaxActivating",
+    "ModelComparison",
     "Patchscope",
     "Probes",
     "RegressionProbes",
@@ -62,6 +65,7 @@ __all__ = [
     "attribute_edges",
     "attribute_nodes",
     "circuits",
+    "compare_models",
     "copying_scores",
     "detect_head",
     "direct_logit_attribution",

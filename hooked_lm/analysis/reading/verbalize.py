@@ -211,7 +211,7 @@ def verbalize(
     if len(names) != len(given):
         raise ValueError(f"there are {len(given)} vectors and {len(names)} labels")
     site = model.names("hook_embed" if layer is None else ("resid_post", layer))[0]
-    with _on(model, adapter):
+    with under_adapter(model, adapter):
         target, at = _target(model, prompt, slot, site)
         there = values_of(model, target, [site])[site][0].float()
         norm = _typical_norm(there, at)
@@ -253,8 +253,8 @@ def _dose(scale: float | str | None) -> float:
     return 1.0 if scale is None else float(scale)
 
 
-def _on(model: Decoder, adapter: Any) -> AbstractContextManager[Any]:
-    """The scope of an adapter, if there is one."""
+def under_adapter(model: Decoder, adapter: Any) -> AbstractContextManager[Any]:
+    """The scope of an adapter; one that does nothing for None."""
     if adapter is None:
         return nullcontext()
     if not hasattr(model, "with_adapter"):
