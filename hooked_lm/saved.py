@@ -22,6 +22,7 @@ LOADERS = {
     "ModelComparison": "hooked_lm.analysis.comparing.model_comparison:ModelComparison.load",
     "NeuronCircuit": "hooked_lm.analysis.circuits.neurons:NeuronCircuit.load",
     "CompositionScores": "hooked_lm.analysis.reading.composition:CompositionScores.load",
+    "Crosscoder": "hooked_lm.interventions.dictionaries.crosscoder:Crosscoder.load",
     "DictionaryEvaluation": "hooked_lm.interventions.dictionaries.scores:DictionaryEvaluation.load",
     "DictionaryScores": "hooked_lm.interventions.dictionaries.scores:DictionaryScores.load",
     "Evaluation": "hooked_lm.analysis.circuits.evaluate:Evaluation.load",

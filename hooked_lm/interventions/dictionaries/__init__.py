@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from hooked_lm.interventions.dictionaries.architectures import BatchTopK, Gated, JumpReLU, TopK, Transcoder
+from hooked_lm.interventions.dictionaries.crosscoder import Crosscoder, PairedActivations, train_crosscoder
 from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary
 from hooked_lm.interventions.dictionaries.floors import pca_dictionary, random_dictionary
 from hooked_lm.interventions.dictionaries.formats import load_dictionary_learning, load_saelens, save_saelens
@@ -26,6 +27,7 @@ __all__ = [
     "ActivationBatches",
     "Activations",
     "BatchTopK",
+    "Crosscoder",
     "Dictionary",
     "DictionaryEvaluation",
     "DictionaryScores",
@@ -33,6 +35,7 @@ __all__ = [
     "Gated",
     "JumpReLU",
     "Normalized",
+    "PairedActivations",
     "SyntheticFeatures",
     "SyntheticSample",
     "TopK",
@@ -54,6 +57,7 @@ __all__ = [
     "run_with_features",
     "save_saelens",
     "synthetic_features",
+    "train_crosscoder",
     "train_dictionary",
     "train_on",
 ]  # fmt: skip
