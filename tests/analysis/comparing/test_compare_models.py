@@ -45,7 +45,9 @@ def test_numbers_are_those_of_plain_runs(model: HookedTransformer, other: Hooked
     found = compare_models(model, other, some, n_positions=n, batch_size=3, layers=[1, 3])
     means, sizes, tokens, per_token, of_next = [], [], [], [], torch.zeros(model.cfg.d_vocab)
     for text in some:
-        (ours, here), (theirs, there) = (each.run_with_cache(text, names_filter="resid_post") for each in (model, other))
+        (ours, here), (theirs, there) = (
+            each.run_with_cache(text, names_filter=lambda name: name.endswith("resid_post")) for each in (model, other)
+        )
         layers = [(here["resid_post", layer][0], there["resid_post", layer][0]) for layer in (1, 3)]
         means.append(torch.stack([b[:n] - a[:n] for a, b in layers]))
         sizes.append(torch.stack([(b[:n] - a[:n]).norm(dim=1) / a[:n].norm(dim=1) for a, b in layers]))
