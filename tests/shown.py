@@ -56,6 +56,10 @@ def scores() -> Scores:
     return Scores(torch.tensor([[0.5, 1.0], [0.0, 2.0]]), {"token": [HOSTILE, "b"]})
 
 
+def crosscoder() -> dictionaries.Crosscoder:
+    return dictionaries.Crosscoder(TopK.Config(d_in=8, d_sae=4, k=2).build(), HOSTILE, {})
+
+
 def significance() -> Significance:
     return Significance.of(Scores(torch.tensor([[1.0, 2] * 3, [-1.0, 1] * 3]), {"token": [HOSTILE, "b"]}))
 
@@ -187,6 +191,15 @@ RESULTS = {
     "Patchscope": Result(
         lambda: analysis.patchscope(model(), TEXT, "The capital of Spain is", source_layers=[1], max_new_tokens=1)
     ),
+    "Verbalization": Result(
+        lambda: analysis.verbalize(
+            model(), model().W_E[model().to_single_token(" Italy")], TEXT, " France", max_new_tokens=1
+        )
+    ),
+    "ModelComparison": Result(
+        lambda: analysis.compare_models(model().untrained(), model().untrained(1), [TEXT], n_positions=2)
+    ),
+    "Crosscoder": Result(crosscoder),
     "ThoughtAnchors": Result(anchors),
     "SteeringVectors": Result(steering),
     "SteeredTexts": Result(
@@ -224,6 +237,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Normalized": lambda: Normalized(sae(), "layer_norm"),
     "SyntheticFeatures": lambda: dictionaries.synthetic_features(16, 8),
     "ActivationBatches": lambda: ActivationBatches(torch.zeros(3, 4)),
+    "PairedActivations": lambda: dictionaries.PairedActivations(model(), model(), [HOSTILE], ("resid_post", 1)),
     "Graph": lambda: Graph.of(model()),
     "FactoredMatrix": lambda: FactoredMatrix(torch.zeros(3, 2), torch.zeros(2, 4)),
     "KeyValueCache": lambda: HookedTransformerKeyValueCache.init_cache(model().cfg),

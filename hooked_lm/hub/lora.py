@@ -26,7 +26,7 @@ from hooked_lm.hub.export import family_of
 from hooked_lm.hub.hf_load import concrete_rows
 from hooked_lm.hub.source import find
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.weights.weight_scope import Change, Holder, WeightScope
+from hooked_lm.models.weights.weight_scope import WeightChange, Holder, WeightScope
 from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.weights import Row, open_checkpoint, slots
 from hooked_lm.weights.parameters import Slot
@@ -192,12 +192,12 @@ class LoRA(NotebookRepr):
 
     def scope(self, model: BaseModel) -> WeightScope:
         """The scope that `model.with_adapter` returns."""
-        found: dict[str, tuple[Sequence[Holder], list[Change]]] = {}
+        found: dict[str, tuple[Sequence[Holder], list[WeightChange]]] = {}
         for target, holders, change in self._changes(model):
             found.setdefault(target, (holders, []))[1].append(change)
         return WeightScope(model, found, f"the adapter {self.name}")
 
-    def _changes(self, model: BaseModel) -> Iterator[tuple[str, Sequence[Holder], Change]]:
+    def _changes(self, model: BaseModel) -> Iterator[tuple[str, Sequence[Holder], WeightChange]]:
         rows, known = _rows(model), slots(model)
         of: dict[str, list[Row]] = {}
         for row in rows:
@@ -246,6 +246,7 @@ class _Added:
 
     def __init__(self, row: Row, slot: Slot, part: LowRank) -> None:
         self.row, self.part, self.is_transposed = row, part, bool(_inputs_first(row, slot))
+        self.tensors = (part.A, part.B)
 
     def __call__(self, weight: Tensor) -> Tensor:
         product = self.part.product()
@@ -257,7 +258,7 @@ class _Put:
     """A weight that the adapter has in full."""
 
     def __init__(self, row: Row, tensor: Tensor) -> None:
-        self.row, self.tensor = row, tensor
+        self.row, self.tensor, self.tensors = row, tensor, (tensor,)
 
     def __call__(self, weight: Tensor) -> Tensor:
         return self.row.to_target(self.tensor, weight.shape).to(weight.device, weight.dtype)

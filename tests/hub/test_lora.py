@@ -1,5 +1,6 @@
 """LoRA adapters that are on for the runs of a `with` block: what peft computes, and weights that stay as they were."""
 
+import contextvars
 import copy
 import json
 import pickle
@@ -216,6 +217,8 @@ def test_adapters_add_up_and_end_in_any_order() -> None:
             assert len(open_scopes(model)) == 2
     with inner:
         of_second = model.blocks[1].mlp.W_in
+        there = contextvars.copy_context()
+    assert there.run(open_scopes, model) == []
     assert_close(both - weight, (of_first - weight) + (of_second - weight), scale=weight.abs().max())
     outer.__enter__()
     inner.__enter__()
@@ -238,6 +241,20 @@ def test_gradients_reach_the_adapter_and_the_weights() -> None:
     whole[0], whole[1] = others
     of_matrix = whole.permute(2, 0, 1, 3).flatten(1)
     assert_close(of_A, part.scale * part.B.T @ of_matrix.T, depth=GRADIENT)
+
+
+@torch.no_grad()
+def test_a_step_of_training_counts_inside_of_the_block() -> None:
+    model = load("demo", device="cpu")
+    lora = random_adapter(model, targets=["c_fc"])
+    with model.with_adapter(lora):
+        before, weight = model(Prompt), model.blocks[0].mlp.W_in
+        assert model.blocks[0].mlp.W_in is weight  # computed once
+        lora.parts["transformer.h.0.mlp.c_fc.weight"].B.mul_(2)
+        assert_apart(model(Prompt), before)
+        assert_close(
+            model.blocks[0].mlp.W_in - weight, weight - load("demo", device="cpu").blocks[0].mlp.W_in, scale=1.0
+        )
 
 
 def model_loss(model: HookedTransformer, lora: LoRA) -> torch.Tensor:

@@ -14,6 +14,7 @@ from hooked_lm.engine.prompts import Prompts
 from hooked_lm.extras import lazy_import
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import Label, stored
+from hooked_lm.results.bootstrap import in_words
 from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import Scores
 from hooked_lm.results.tabular import Tabular
@@ -160,19 +161,24 @@ class ModelComparison(Tabular):
         """Reads what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
         axes = {name: dict(of) for name, of in header["axes"].items()}
-        made = {name: Scores(tensors.pop(name), axes[name], about=header["about"]) for name in ("sizes", "kl")}
+        sizes, kl = (Scores(tensors.pop(name), axes[name], about=header["about"]) for name in ("sizes", "kl"))
         topic = None
         if "topic" in axes:
             topic = MetricScores(tensors.pop("topic"), axes["topic"], [True], about=header["about"])
-        return cls(**tensors, **made, topic=topic, words=dict(header["words"]))
+        known: dict[str, Any] = {**tensors, "sizes": sizes, "kl": kl, "topic": topic}
+        return cls(**known, words=dict(header["words"]))
 
     def __repr__(self) -> str:
-        low, high = self.kl.interval()
+        with in_words() as skewed:
+            low, high = self.kl.interval()
         span = f" [{low[-1]:.3g}, {high[-1]:.3g}]" if self.kl.n_prompts > 1 else ""
         place, said = self._largest()
         n = self.kl.n_prompts
         more = ", ".join(repr(self.words[token]) for token in self.kl_of_next.topk(3).indices.tolist())
-        parts = [f"KL {self.kl.mean[-1]:.3g}{span} nats, most of it for {more}", f"at {place} the lens reads {said}"]
+        parts = [
+            f"KL {self.kl.mean[-1]:.3g}{span} nats{''.join(f' ({word})' for word in skewed)}, most of it for {more}",
+            f"at {place} the lens reads {said}",
+        ]
         if self.topic is not None:
             own, other = self.topic.mean.flatten(1).mean(1).tolist()
             parts.append(f"the answers outrank {own:.0%} of the others, with a random direction {other:.0%}")

@@ -20,6 +20,7 @@ from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
 from hooked_lm.interventions.dictionaries.stream import Activations, Pair, Prompts, Stream
 from hooked_lm.interventions.dictionaries.train import TrainingConfig, train_on
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
@@ -36,7 +37,7 @@ BASE_ONLY, SHARED, TUNED_ONLY, MIXED = "base only", "shared", "tuned only", "mix
 ONLY, ALIKE = 0.1, (0.3, 0.7)  # the share of a feature that is one model's alone, and shares that count as shared
 
 
-class PairedActivations:
+class PairedActivations(NotebookRepr):
     """A stream of the vectors of two models at one site, side by side: [base, tuned] of the same token.
 
     The arguments are those of `Activations`, for both models. Raises ValueError for models that read other tokens in the same
@@ -53,6 +54,9 @@ class PairedActivations:
     def site(self) -> str:
         """The full name of the site."""
         return self.streams[0].sites[0]
+
+    def __repr__(self) -> str:
+        return f"PairedActivations(of '{self.site}', {len(self.streams[0].prompts)} prompts)"
 
     def fill(self, number: int) -> Pair:
         base, tuned = (stream.fill(number)[0] for stream in self.streams)
@@ -166,7 +170,11 @@ class Crosscoder(Tabular):
         factors = torch.where(below > 0, fitted / below.clamp_min(1e-30), torch.nan)
         ratio = torch.where(is_tuned, factors[:, 0] / factors[:, 1], factors[:, 1] / factors[:, 0])
         values = torch.cat([factors, ratio[:, None]], 1).float().cpu()
-        axes = {"of": ["error", "reconstruction"], "model": [BASE, TUNED, "ratio"], "feature": list(range(len(tuned)))}
+        axes: dict[str, Sequence[Any]] = {
+            "of": ["error", "reconstruction"],
+            "model": [BASE, TUNED, "ratio"],
+            "feature": list(range(len(tuned))),
+        }
         return Scores(values[..., None], axes, about=self.about)
 
     def to_dataframe(self) -> "pd.DataFrame":

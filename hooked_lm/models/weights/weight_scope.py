@@ -7,32 +7,42 @@ The parameters themselves do not change: `named_parameters`, `state_dict` and sa
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import checkpoint
 
-Change = Callable[[Tensor], Tensor]
 Holder = tuple[nn.Module, str]  # a module, and the name of its parameter
+
+
+@runtime_checkable
+class WeightChange(Protocol):
+    """How a weight gets its value in a scope, from these `tensors`."""
+
+    @property
+    def tensors(self) -> Sequence[Tensor]: ...
+
+    def __call__(self, weight: Tensor) -> Tensor: ...
+
 
 _lock = threading.RLock()  # held while dictionaries are exchanged
 
 
 @dataclass
 class _Value:
-    """A value that was computed without gradients, and the weight of which it was."""
+    """A value that was computed without gradients, and the weight of which it was, with the number of edits of all tensors.
+
+    PyTorch does not count edits in place of `weight.data`.
+    """
 
     weight: Tensor
-    version: int
+    versions: tuple[int, ...]
     value: Tensor
-
-    def is_of(self, weight: Tensor) -> bool:
-        return self.weight is weight and self.version == _version(weight)
 
 
 class ScopedWeights(dict[str, Any]):
@@ -68,10 +78,10 @@ class WeightScope:
     """
 
     def __init__(
-        self, model: nn.Module, changes: Mapping[str, tuple[Sequence[Holder], Sequence[Change]]], name: str
+        self, model: nn.Module, changes: Mapping[str, tuple[Sequence[Holder], Sequence[WeightChange]]], name: str
     ) -> None:
         self.model, self.changes, self.name = model, changes, name
-        self._of: dict[tuple[int, str], Sequence[Change]] = {}
+        self._of: dict[tuple[int, str], Sequence[WeightChange]] = {}
         self._known: dict[tuple[int, str], _Value] = {}
         self._dicts: dict[int, tuple[ScopedWeights, list[nn.Module]]] = {}
         self._is_open = False
@@ -126,15 +136,12 @@ class WeightScope:
                     f"{self.name} is switched on in a `with` block, and activation checkpointing computes the forward pass again "
                     "outside of it: run without checkpointing, or load the adapter merged, from_pretrained(folder)"
                 )
-            value = _changed(weight, changes)
-            if value.requires_grad:
-                return value
-        elif (known := self._known.get(key)) is not None and known.is_of(weight):
-            return known.value
-        else:
-            value = _changed(weight, changes)
-        self._known[key] = _Value(weight, _version(weight), value)
-        return value
+            return _changed(weight, changes)
+        versions = tuple(map(_version, (weight, *(tensor for change in changes for tensor in change.tensors))))
+        known = self._known.get(key)
+        if known is None or known.weight is not weight or known.versions != versions:
+            known = self._known[key] = _Value(weight, versions, _changed(weight, changes))
+        return known.value
 
     def __repr__(self) -> str:
         return f"WeightScope({self.name}: {len(self.changes)} weights{'; open' if self._is_open else ''})"
@@ -158,7 +165,7 @@ def scoped_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                         yield f"{path}.{leaf}".lstrip("."), value
 
 
-def _changed(weight: Tensor, changes: Sequence[Change]) -> Tensor:
+def _changed(weight: Tensor, changes: Sequence[WeightChange]) -> Tensor:
     for change in changes:
         weight = change(weight)
     return weight

@@ -43,6 +43,8 @@ def test_what_is_said_is_that_of_a_plain_edit(model: HookedTransformer, how: str
     norm = there[[i for i in range(1, len(there)) if i != slot]].norm(dim=1).median()
     found = verbalize(model, vectors, SPAIN, " Spain", layer=layer, how=how, scale=3.0, max_new_tokens=1)
     assert_close(found.doses, torch.full((3,), 3.0))
+    kept = verbalize(model, vectors, SPAIN, " Spain", layer=layer, scale="keep", max_new_tokens=1, control=None)
+    assert_close(kept.doses, vectors.norm(dim=1) / norm, depth=64)
     for vector, said in zip(vectors, found.tokens[0, :, 0].tolist(), strict=True):
         put = vector / vector.norm() * 3 * norm + (there[slot] if how == "add" else 0)
 
