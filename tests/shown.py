@@ -23,6 +23,7 @@ from hooked_lm.analysis import circuits
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.harvest import estimate_harvest, harvest
 from hooked_lm.hooks import Cache, wrap
+from hooked_lm.hub import LoRA
 from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples, dictionaries
 from hooked_lm.interventions.dictionaries import ActivationBatches, Normalized, TopK, TrainingConfig, train_on
 from hooked_lm.interventions.top_examples import Examples
@@ -237,6 +238,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Normalized": lambda: Normalized(sae(), "layer_norm"),
     "SyntheticFeatures": lambda: dictionaries.synthetic_features(16, 8),
     "ActivationBatches": lambda: ActivationBatches(torch.zeros(3, 4)),
+    "LoRA": lambda: LoRA({}, {HOSTILE: torch.zeros(2)}, {}, HOSTILE),
     "PairedActivations": lambda: dictionaries.PairedActivations(model(), model(), [HOSTILE], ("resid_post", 1)),
     "Graph": lambda: Graph.of(model()),
     "FactoredMatrix": lambda: FactoredMatrix(torch.zeros(3, 2), torch.zeros(2, 4)),

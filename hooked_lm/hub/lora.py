@@ -26,7 +26,7 @@ from hooked_lm.hub.export import family_of
 from hooked_lm.hub.hf_load import concrete_rows
 from hooked_lm.hub.source import find
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.weights.weight_scope import WeightChange, Holder, WeightScope
+from hooked_lm.models.weights.weight_scope import Holder, WeightChange, WeightScope
 from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.weights import Row, open_checkpoint, slots
 from hooked_lm.weights.parameters import Slot
