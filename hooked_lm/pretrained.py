@@ -18,6 +18,7 @@ from hooked_lm.callers import warn_caller
 from hooked_lm.hub import datasets, native
 from hooked_lm.hub.device_map import Device, placement
 from hooked_lm.hub.export import folder_of
+from hooked_lm.hub.lora import LoRA
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.keywords import answer_keywords
 from hooked_lm.models.base import BaseModel
@@ -38,6 +39,7 @@ from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.encoder import VisionEncoder
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.models.weights.fold import process_weights
+from hooked_lm.models.weights.weight_scope import WeightScope
 
 __all__ = [
     "HookedDualEncoder",
@@ -70,6 +72,32 @@ class PretrainedModel(BaseModel):
     ) -> Own:
         """Like `from_pretrained`, with the checkpoint's weights unchanged."""
         return from_pretrained_no_processing(model_name, *args, cls=cls, **kwargs)
+
+    def with_adapter(self, adapter: LoRA | str | os.PathLike[str]) -> WeightScope:
+        """A scope in which a LoRA adapter is on: for runs in the `with` block, in the thread or task that opened it.
+
+        The weights do not change. What reads them inside of the block, such as a run, `generate`, or `model.W_Q`, gets
+        W + scale B A, also with gradients; `named_parameters`, `state_dict` and `save` have W. Changes of nested blocks add up.
+
+        Args:
+            adapter: a folder that peft wrote (`adapter_config.json` and weights), a repository of the hub, or a `hub.LoRA`.
+
+        Raises ValueError for folded weights (see `from_pretrained_no_processing`), for an adapter of another model, for a tied
+        embedding, and, by name, for what is not supported, such as DoRA; `from_pretrained(folder)` loads those merged.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> from hooked_lm.hub import LoRA
+        >>> model = HookedTransformer.from_pretrained_no_processing("demo")
+        >>> lora = LoRA.new(model, rank=2)
+        >>> for part in lora.parts.values():  # as training would
+        ...     part.B.data += 0.01
+        >>> before = model("The capital of France is")
+        >>> with model.with_adapter(lora):
+        ...     changed = model("The capital of France is")
+        >>> torch.equal(model("The capital of France is"), before), torch.equal(changed, before)
+        (True, False)
+        """
+        return hub.adapter_scope(self, adapter)
 
     def to_hf(self) -> Any:
         """Returns a transformers model with the same weights, bit for bit; see `hooked_lm.hub.to_hf`."""

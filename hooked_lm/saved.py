@@ -21,8 +21,10 @@ LOADERS = {
     "Circuit": "hooked_lm.analysis.circuits.circuit:Circuit.load",
     "CrossLayerTranscoder": "hooked_lm.interventions.dictionaries.transcoder_set:CrossLayerTranscoder.load",
     "Comparison": "hooked_lm.analysis.circuits.compare:Comparison.load",
+    "ModelComparison": "hooked_lm.analysis.comparing.model_comparison:ModelComparison.load",
     "NeuronCircuit": "hooked_lm.analysis.circuits.neurons:NeuronCircuit.load",
     "CompositionScores": "hooked_lm.analysis.reading.composition:CompositionScores.load",
+    "Crosscoder": "hooked_lm.interventions.dictionaries.crosscoder:Crosscoder.load",
     "DictionaryEvaluation": "hooked_lm.interventions.dictionaries.scores:DictionaryEvaluation.load",
     "DictionaryScores": "hooked_lm.interventions.dictionaries.scores:DictionaryScores.load",
     "Evaluation": "hooked_lm.analysis.circuits.evaluate:Evaluation.load",
@@ -56,6 +58,7 @@ LOADERS = {
     "TrainedDictionary": "hooked_lm.interventions.dictionaries.train:TrainedDictionary.load",
     "TranscoderSet": "hooked_lm.interventions.dictionaries.transcoder_set:TranscoderSet.load",
     "TunedLens": "hooked_lm.analysis.reading.tuned_lens:TunedLens.load",
+    "Verbalization": "hooked_lm.analysis.reading.verbalize:Verbalization.load",
     "dictionary": "hooked_lm.interventions.dictionaries.pretrained:load",
     "interventions": "hooked_lm.interventions:Hooks.load",
 }

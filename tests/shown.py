@@ -23,6 +23,7 @@ from hooked_lm.analysis import circuits
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.harvest import estimate_harvest, harvest
 from hooked_lm.hooks import Cache, wrap
+from hooked_lm.hub import LoRA
 from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples, dictionaries
 from hooked_lm.interventions.dictionaries import ActivationBatches, Normalized, TopK, TrainingConfig, train_on
 from hooked_lm.interventions.top_examples import Examples
@@ -54,6 +55,10 @@ def anchors() -> analysis.ThoughtAnchors:
 
 def scores() -> Scores:
     return Scores(torch.tensor([[0.5, 1.0], [0.0, 2.0]]), {"token": [HOSTILE, "b"]})
+
+
+def crosscoder() -> dictionaries.Crosscoder:
+    return dictionaries.Crosscoder(TopK.Config(d_in=8, d_sae=4, k=2).build(), HOSTILE, {})
 
 
 def significance() -> Significance:
@@ -210,6 +215,15 @@ RESULTS = {
     "Patchscope": Result(
         lambda: analysis.patchscope(model(), TEXT, "The capital of Spain is", source_layers=[1], max_new_tokens=1)
     ),
+    "Verbalization": Result(
+        lambda: analysis.verbalize(
+            model(), model().W_E[model().to_single_token(" Italy")], TEXT, " France", max_new_tokens=1
+        )
+    ),
+    "ModelComparison": Result(
+        lambda: analysis.compare_models(model().untrained(), model().untrained(1), [TEXT], n_positions=2)
+    ),
+    "Crosscoder": Result(crosscoder),
     "ThoughtAnchors": Result(anchors),
     "SteeringVectors": Result(steering),
     "SteeredTexts": Result(
@@ -249,6 +263,8 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "CrossLayerTranscoder": lambda: transcoders(True),
     "SyntheticFeatures": lambda: dictionaries.synthetic_features(16, 8),
     "ActivationBatches": lambda: ActivationBatches(torch.zeros(3, 4)),
+    "LoRA": lambda: LoRA({}, {HOSTILE: torch.zeros(2)}, {}, HOSTILE),
+    "PairedActivations": lambda: dictionaries.PairedActivations(model(), model(), [HOSTILE], ("resid_post", 1)),
     "Graph": lambda: Graph.of(model()),
     "FactoredMatrix": lambda: FactoredMatrix(torch.zeros(3, 2), torch.zeros(2, 4)),
     "KeyValueCache": lambda: HookedTransformerKeyValueCache.init_cache(model().cfg),

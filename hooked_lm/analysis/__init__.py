@@ -11,6 +11,8 @@ from hooked_lm.analysis.attribution.edges import attribute_edges
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
+from hooked_lm.analysis.comparing.compare_models import compare_models
+from hooked_lm.analysis.comparing.model_comparison import ModelComparison
 from hooked_lm.analysis.evaluation import evaluate
 from hooked_lm.analysis.graphs import AttributionGraph, QKAttribution, attribution_graph, qk_attribution
 from hooked_lm.analysis.probes import Probes, RegressionProbes, train_probe
@@ -34,6 +36,7 @@ from hooked_lm.analysis.reading.patchscopes import Patchscope, patchscope
 from hooked_lm.analysis.reading.saliency import Saliency, saliency
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
 from hooked_lm.analysis.reading.tuned_lens import TunedLens, train_tuned_lens
+from hooked_lm.analysis.reading.verbalize import Verbalization, verbalize
 from hooked_lm.analysis.thoughts.anchors import ThoughtAnchors, thought_anchors
 from hooked_lm.keywords import answer_keywords
 
@@ -54,6 +57,7 @@ __all__ = [
     "LensDecomposition",
     "Location",
     "MaxActivating",
+    "ModelComparison",
     "Patchscope",
     "Probes",
     "QKAttribution",
@@ -63,6 +67,7 @@ __all__ = [
     "TaskRankings",
     "ThoughtAnchors",
     "TunedLens",
+    "Verbalization",
     "attention_statistics",
     "attention_to_images",
     "attribute",
@@ -70,6 +75,7 @@ __all__ = [
     "attribute_nodes",
     "attribution_graph",
     "circuits",
+    "compare_models",
     "copying_scores",
     "detect_head",
     "direct_logit_attribution",
@@ -105,6 +111,7 @@ __all__ = [
     "train_alignment",
     "train_probe",
     "train_tuned_lens",
+    "verbalize",
     "write_dashboards",
 ]
 

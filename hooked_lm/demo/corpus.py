@@ -380,13 +380,14 @@ _WEIGHTS = {
 THIRD_GIVER_SHARE = 0.02
 
 
-def _draw(rng: Random, task: str, held_out: bool) -> Example:
+def draw(rng: Random, task: str, held_out: bool) -> Example:
+    """One filled-in template of a task, held out of the training text or not."""
     while (example := _DRAW[task](rng)).held_out != held_out:
         pass
     return example
 
 
-TASKS: dict[str, Callable[[Random], Example]] = {task: partial(_draw, task=task, held_out=True) for task in _DRAW}
+TASKS: dict[str, Callable[[Random], Example]] = {task: partial(draw, task=task, held_out=True) for task in _DRAW}
 """For each task, a function that draws one held-out item."""
 
 
@@ -395,7 +396,7 @@ def training_text(rng: Random) -> str:
     if rng.random() < THIRD_GIVER_SHARE:
         return _third_giver(rng)
     [task] = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
-    return _draw(rng, task, held_out=False).text
+    return draw(rng, task, held_out=False).text
 
 
 def ioi_pairs(rng: Random, n: int) -> list[tuple[str, str, str, str]]:

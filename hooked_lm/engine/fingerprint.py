@@ -22,6 +22,7 @@ from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.placement import is_mover
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.models.weights.digest import tensor_digest
+from hooked_lm.models.weights.weight_scope import scoped_values
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type(...), torch.dtype, torch.device, torch.Size)
 AUTOCAST = ("cpu", "cuda", "mps")  # devices with a mode of their own
@@ -90,7 +91,7 @@ class Digest:
             for function in [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]:
                 if not is_mover(function):  # results do not depend on devices
                     yield self.of(function)
-        for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
+        for name, tensor in [*value.named_parameters(), *value.named_buffers(), *scoped_values(value)]:
             yield from (name, self.of(tensor))
         cfg = getattr(value, "cfg", None)
         if dataclasses.is_dataclass(cfg):

@@ -10,12 +10,15 @@ from hooked_lm.families import supported
 from hooked_lm.hub.compare import verify
 from hooked_lm.hub.export import save_pretrained, to_hf
 from hooked_lm.hub.load import checked_name, load
+from hooked_lm.hub.lora import LoRA, adapter_scope
 from hooked_lm.hub.names import short_names
 from hooked_lm.hub.native import save
 from hooked_lm.hub.source import named_tokenizer
 from hooked_lm.keywords import answer_keywords
 
 __all__ = [
+    "LoRA",
+    "adapter_scope",
     "checked_name",
     "load",
     "named_tokenizer",

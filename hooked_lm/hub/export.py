@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -19,6 +20,7 @@ from hooked_lm.hub.composite import described
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.hub.hf_load import concrete_rows
 from hooked_lm.hub.model_classes import Model, kept_part
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     DualEncoderConfig,
@@ -198,7 +200,7 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
         config.dequantized_from = model.cfg.dequantized_from
     assert tree is not None
     kind = type(tree)
-    module = family(config.model_type, *_FAMILIES.get(kind, {}).values())
+    module = family_of(config.model_type, tree)
     if kind in _CURRENT:
         tree = _CURRENT[kind](model, config)
     parameters = slots(model)
@@ -206,6 +208,11 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
     if kind in _AUTO_CLASS and _is_bare(config, *_AUTO_CLASS[kind](model)):
         rows = unprefixed(rows, module.PREFIX)
     return config, plan_export(model, rows)
+
+
+def family_of(model_type: str, tree: Tree) -> ModuleType:
+    """The family of a model with this tree; a model type may have one of text, and another that reads images."""
+    return family(model_type, *_FAMILIES.get(type(tree), {}).values())
 
 
 def _with_all_layers(model: VisionLanguage, config: "PreTrainedConfig") -> VisionLanguageConfig:

@@ -19,6 +19,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.traced import Add, DecodeStep, TappedForward, TracedGraph
 from hooked_lm.models.weights.quantized_weight import QuantizedWeight
+from hooked_lm.models.weights.weight_scope import open_scopes
 
 BACKENDS = ("auto", "inductor", "cudagraph", "traced")
 PLAIN = (bool, int, float, str)
@@ -190,6 +191,8 @@ class Compiled:
 
     def _obstacle(self) -> str | None:
         """Why the next run cannot be a graph; None if it can. Graphs of replaced modules or moved weights are dropped."""
+        if scopes := open_scopes(self.model):
+            return f"{scopes[-1].name}, which is switched on"
         if self._made_of is None or not self._made_of.is_current():
             self._graphs.clear()
             self._made_of = _Snapshot(self.model, self.edits)

@@ -20,8 +20,9 @@ from hooked_lm.models.checks import check_in_parts
 from hooked_lm.models.generation.loop import Input, TokenSequence, prompt_sequence
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import VisionInputs
+from hooked_lm.models.weights.weight_scope import open_scopes
 
-Version = tuple[Callable[[], Tensor | None], int, int]  # of a weight: the tensor, its edits, where its values are
+Version = tuple[Callable[[], object], int, int]  # of a weight: the tensor, its edits, where its values are
 SETTLED = ("input_ids", "tokens", "start_at_layer", "prepend_bos", "padding_side", "attention_mask", "past_kv_cache")
 
 
@@ -262,12 +263,13 @@ def text_of(input: object) -> Any:
 
 
 def versions(model: torch.nn.Module) -> dict[str, Version]:
-    """What changes with each weight: the tensor, the number of its edits, and where its values are.
+    """What changes with each weight: the tensor, the number of its edits, and where its values are; and open adapters.
 
     PyTorch does not count edits in place of `weight.data`.
     """
+    adapters: dict[str, Version] = {scope.name: (weakref.ref(scope), 0, 0) for scope in open_scopes(model)}
     with torch._C.DisableTorchFunctionSubclass():  # of weights that are computed at access
-        return {
+        return adapters | {
             name: (
                 weakref.ref(weight),
                 0 if weight.is_inference() else weight._version,

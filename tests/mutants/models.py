@@ -4,6 +4,30 @@ from tests.mutants.mutant import mutants
 
 # fmt: off
 MODELS = mutants({
+    "hub/lora.py": [
+        ("the scale of an adapter is left out", "hub/test_lora.py::computes_what_peft_does",
+         "(self.B.to(dtype) @ self.A.to(dtype)) * self.scale", "(self.B.to(dtype) @ self.A.to(dtype))"),
+        ("an embedding that is in the file hides its change", "hub/test_lora.py::untied_embedding",
+         "[*self.replaced.items(), *self.parts.items()]", "[*self.parts.items(), *self.replaced.items()]"),
+        ("a Conv1D is read as a linear layer", "hub/test_lora.py::adapters_add_up hub/test_lora.py::computes_what_peft_does",
+         "product.T if self.is_transposed else product", "product"),
+        ("rslora is scaled as lora", "hub/test_lora.py::ranks_and_scales", 'config.get("use_rslora")', "False"),
+        ("the scale of a module is that of all", "hub/test_lora.py::ranks_and_scales",
+         '_of_pattern(alphas, module, config.get("lora_alpha", 8))', 'config.get("lora_alpha", 8)'),
+        ("an option that is not read is let through", "hub/test_lora.py::other_kinds_are_refused",
+         "if value and name not in WITHOUT_EFFECT | READ", "if False"),
+        ("a tied embedding is changed", "hub/test_lora.py::what_does_not_fit", "if found in tied:", "if False:"),
+    ],
+    "models/weights/weight_scope.py": [
+        ("an adapter stays on in copies of a context", "hub/test_lora.py::adapters_add_up",
+         "        self._is_open = False\n        _open.set(", "        _open.set("),
+        ("a value is kept though the adapter was trained", "hub/test_lora.py::step_of_training",
+         "or known.versions != versions", ""),
+        ("the dictionaries of modules are not put back", "hub/test_lora.py::other_threads",
+         "module._parameters = weights.before", "pass"),
+        ("checkpointing forgets the adapter", "hub/test_lora.py::checkpointing_is_refused",
+         "if checkpoint.active_calls() is not None:", "if False:"),
+    ],
     "models/stack.py": [
         ("positions after a cache are shifted by one",
          "models/generation/test_generate_positions.py::positions_are_those_of_the_position_embedding",

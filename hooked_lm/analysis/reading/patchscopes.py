@@ -1,6 +1,6 @@
 """Patchscopes: patch a hidden state of one run into another prompt, and let the model continue that prompt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -10,15 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.analysis.reading.continuations import continued, one_prompt, texts_of
 from hooked_lm.analysis.reading.lens import spelled
-from hooked_lm.engine.cells_before_blocks import rows_and_positions
 from hooked_lm.engine.conversations import reads_chats
-from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, rows_of, values_of
+from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, values_of
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import lazy_import
-from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, repeated_rows
 from hooked_lm.results import stored
 from hooked_lm.results.scores import provenance
 from hooked_lm.results.tabular import Tabular
@@ -32,7 +30,6 @@ else:
 __all__ = ["IDENTITY_PROMPT", "Patchscope", "patchscope"]
 
 IDENTITY_PROMPT = "cat -> cat; 135 -> 135; hello -> hello; ?"
-ROWS = 64  # the maximum batch size of generation
 
 Mapping = Callable[[Float[Tensor, "layer d_source"]], Float[Tensor, "layer d_target"]]
 
@@ -172,8 +169,8 @@ def patchscope(
         raise IndexError(f"the target model has {n_target} layers, so no layer {max(sources)}: give target_layers")
     names = [model.names((site, layer))[0] for layer in sources]
     places = {layer: reader.names((written, layer))[0] for layer in (targets or sources)}
-    source, at = _one(model, source_prompt, source_positions, "source", names[0])
-    target, to = _one(reader, target_prompt, target_positions, "target", next(iter(places.values())))
+    source, at = one_prompt(model, source_prompt, source_positions, "source", names[0])
+    target, to = one_prompt(reader, target_prompt, target_positions, "target", next(iter(places.values())))
     for owner, some in ((model, names), (reader, places.values())):
         for name in some:
             if owner.hook_dict[name].dims != ("batch", "pos", "d_model"):
@@ -183,16 +180,13 @@ def patchscope(
     values = values_of(model, source, names)
     states = _mapped(torch.stack([values[name][0, at] for name in names]), mapping, reader)
     cells = [(i, layer) for i, own in enumerate(sources) for layer in ([own] if targets is None else targets)]
-    new = [
-        _continued(reader, target, to, [(states[i], places[layer]) for i, layer in some], max_new_tokens)
-        for some in (cells[start : start + ROWS] for start in range(0, len(cells), ROWS))
-    ]
-    unpatched = _continued(reader, target, to, [(None, "")], max_new_tokens)[0]
-    tokens = torch.cat(new).view(len(sources), -1, max_new_tokens)
+    new = continued(reader, target, to, [(states[i], places[layer]) for i, layer in cells], max_new_tokens)
+    unpatched = continued(reader, target, to, [(None, "")], max_new_tokens)[0]
+    tokens = new.view(len(sources), -1, max_new_tokens)
     settings = {"source_positions": at, "target_positions": to, "site": site, "target_site": written}
     settings |= {"target_model": provenance(reader)["model"]}
     return Patchscope(
-        tokens, unpatched, tuple(sources), None if targets is None else tuple(targets), _texts(reader, tokens),
+        tokens, unpatched, tuple(sources), None if targets is None else tuple(targets), texts_of(reader, tokens),
         spelled(reader, torch.cat([tokens.flatten(), unpatched])), provenance(model, **settings),
     )  # fmt: skip
 
@@ -202,21 +196,6 @@ def _all_or_some(layers: AxisSelection, n_layers: int, what: str) -> list[int]:
     if which is None:
         raise ValueError(f"{what}s must be 'each' or some")
     return which
-
-
-def _one(model: Decoder, prompt: Prompts, position: int, name: str, site: str) -> tuple[PromptRows, int]:
-    """One prompt, and the non-negative position at a site."""
-    tokens = rows_of(model, prompt, f"the {name} prompt").to(model.device)
-    if len(tokens) != 1:
-        raise ValueError(f"there is one {name} prompt, got {len(tokens)}")
-    n_rows, n_pos = rows_and_positions(model, tokens, site)
-    if n_rows != 1:
-        raise ValueError(
-            f"'{site}' has values of images, of which the {name} prompt has {n_rows}: give a prompt with one"
-        )
-    if not -n_pos <= position < n_pos:
-        raise IndexError(f"{name} position {position} is out of range: there are {n_pos} at '{site}'")
-    return tokens, position % n_pos
 
 
 def _mapped(
@@ -229,52 +208,3 @@ def _mapped(
         how = "give mapping=..., from [layer, d_model] to that" if mapping is None else "the mapping gave another width"
         raise ValueError(f"the states are {list(found.shape)}, the target model reads {list(wanted)}: {how}")
     return found.to(reader.device)
-
-
-def _continued(
-    model: Decoder,
-    target: PromptRows,
-    position: int,
-    cells: Sequence[tuple[Tensor | None, str]],
-    n: int,
-) -> Int[Tensor, "cell n"]:
-    """The generated tokens for each cell, a pair of a state (None: no patch) and the site to patch."""
-    rows = repeated_rows(target, len(cells))
-    mask = rows.attention_mask if isinstance(rows, VisionInputs) else None
-    ones = torch.ones(rows.shape, dtype=torch.long, device=model.device)
-    by_site: dict[str, dict[int, Tensor]] = {}
-    for row, (state, site) in enumerate(cells):
-        if state is not None:
-            by_site.setdefault(site, {})[row] = state
-    hooks = [(site, _Put(rows, position)) for site, rows in by_site.items()]
-    with model.hooks(fwd_hooks=hooks):
-        whole = model.generate(
-            rows, n, stop_at_eos=False, do_sample=False, return_type="tokens", verbose=False,
-            attention_mask=ones if mask is None else mask,
-        )  # fmt: skip
-    return whole[:, rows.shape[1] :].cpu()
-
-
-class _Put:
-    """A hook that replaces a position of the prompt in some rows, in every forward pass that computes it.
-
-    With a key/value cache that is the first one, without a cache it is every one.
-    """
-
-    def __init__(self, states: dict[int, Tensor], position: int) -> None:
-        self.rows, self.states = list(states), torch.stack(list(states.values()))
-        self.position = position
-
-    def __call__(self, value: Float[Tensor, "cell pos d_model"], hook: HookPoint) -> Tensor | None:
-        n_generated = hook.step or 0
-        if hook.grows and n_generated and value.shape[1] <= n_generated:  # of new tokens only
-            return None
-        value = value.clone()
-        value[self.rows, self.position] = self.states.to(value)
-        return value
-
-
-def _texts(model: Decoder, tokens: Int[Tensor, "source target new"]) -> list[list[str | None]]:
-    if getattr(model, "tokenizer", None) is None:
-        return [[None] * tokens.shape[1] for _ in tokens]
-    return [[str(model.to_string(new)) for new in row] for row in tokens]

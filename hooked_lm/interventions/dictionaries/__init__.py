@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from hooked_lm.interventions.dictionaries.architectures import BatchTopK, Gated, JumpReLU, TopK, Transcoder
 from hooked_lm.interventions.dictionaries.circuit_tracer import load_circuit_tracer, save_circuit_tracer
+from hooked_lm.interventions.dictionaries.crosscoder import Crosscoder, PairedActivations, train_crosscoder
 from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary
 from hooked_lm.interventions.dictionaries.floors import pca_dictionary, random_dictionary
 from hooked_lm.interventions.dictionaries.formats import load_dictionary_learning, load_saelens, save_saelens
@@ -31,6 +32,7 @@ __all__ = [
     "Activations",
     "BatchTopK",
     "CrossLayerTranscoder",
+    "Crosscoder",
     "Dictionary",
     "DictionaryEvaluation",
     "DictionaryScores",
@@ -39,6 +41,7 @@ __all__ = [
     "JumpReLU",
     "LayerTranscoders",
     "Normalized",
+    "PairedActivations",
     "SyntheticFeatures",
     "SyntheticSample",
     "TopK",
@@ -64,6 +67,7 @@ __all__ = [
     "save_circuit_tracer",
     "save_saelens",
     "synthetic_features",
+    "train_crosscoder",
     "train_dictionary",
     "train_on",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
-from hooked_lm.analysis.reading import patchscopes
+from hooked_lm.analysis.reading import continuations
 from hooked_lm.analysis.reading.patchscopes import IDENTITY_PROMPT, Patchscope, patchscope
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt
@@ -41,7 +41,7 @@ def without_a_cache(model: Any, target: Tensor, position: int, site: str, state:
 def test_a_grid_is_plain_forward_passes(family: str, length: int, monkeypatch: pytest.MonkeyPatch):
     model, tokens = hooked(FIRST[family]), prompt(FIRST[family], batch=2, length=6)
     source, target = tokens[:1], tokens[1:, :length]
-    monkeypatch.setattr(patchscopes, "ROWS", 3)
+    monkeypatch.setattr(continuations, "ROWS", 3)
     _, cache = model.run_with_cache(source)
     differ = set()
     for to in {length - 1, max(0, length - 3)}:
