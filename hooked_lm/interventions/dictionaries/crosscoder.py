@@ -18,7 +18,8 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.architectures import BatchTopK
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
 from hooked_lm.interventions.dictionaries.stream import Activations, Pair, Prompts, Stream
-from hooked_lm.interventions.dictionaries.train import TrainingConfig, train_on
+from hooked_lm.interventions.dictionaries.train import train_on
+from hooked_lm.interventions.dictionaries.training import TrainingConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.results import stored
