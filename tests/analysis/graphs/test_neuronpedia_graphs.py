@@ -22,9 +22,9 @@ def test_a_graph_comes_back(tmp_path: Path):
     assert found.completeness == graph.completeness
     assert list(found.targets) == list(graph.targets)
     assert found.supernodes == pruned.supernodes
-    whole = from_neuronpedia(to_neuronpedia(graph, tmp_path / "g.json", nodes=1, edges=1))
-    assert whole.names == graph.pruned(1, 1).names
-    assert whole.n_edges == graph.pruned(1, 1).n_edges > found.n_edges
+    more = from_neuronpedia(to_neuronpedia(graph, tmp_path / "g.json", nodes=0.95, edges=0.99))
+    assert more.names == graph.pruned(0.95, 0.99).names
+    assert more.n_edges == graph.pruned(0.95, 0.99).n_edges > found.n_edges
 
 
 def test_ids_are_different_where_an_error_would_have_that_of_a_feature(tmp_path: Path):
