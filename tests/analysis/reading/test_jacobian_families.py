@@ -1,5 +1,7 @@
 """Every family with one causal stream has a Jacobian lens; what has none is refused by what it lacks."""
 
+import re
+
 import pytest
 import torch
 
@@ -31,5 +33,10 @@ def test_every_family(family: str):
     assert_close(lens.J[-1], eye)
     assert bool(lens.J.isfinite().all())
     assert (lens.J[0] - eye).abs().max() > 1e-4
+    try:  # RelP's rules know most parts, and name the others
+        relp = fit_jacobian_lens(model, tokens, site=site, backward="relp", sinks=None, held_out=0)
+        assert_close(relp.J[-1], eye)
+    except ValueError as error:
+        assert re.match(r"'blocks\.\d+\S*' (is a \w+, which multiplies|has .*: ratios of activations)", str(error))  # noqa: PT017
     said = logit_lens(model, tokens, site=site, lens=lens, layers=[-1], k=1)
     assert_close(said.logits[0, -1, 0, 0], model(tokens)[0, -1].max().detach().float(), depth=GRADIENT)
