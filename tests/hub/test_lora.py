@@ -268,7 +268,7 @@ def test_a_new_adapter_changes_nothing_and_peft_reads_what_is_saved(tmp_path: Pa
     hf = gpt2()
     model = load(hf_model=hf, device="cpu")
     with model.with_adapter(LoRA.new(model)):
-        assert torch.equal(model(TOKENS), load(hf_model=hf, device="cpu")(TOKENS))
+        assert_close(model(TOKENS), load(hf_model=hf, device="cpu")(TOKENS))
     lora = random_adapter(model, rank=3, alpha=5.0)
     lora.save(tmp_path)
     with model.with_adapter(tmp_path):
@@ -289,7 +289,7 @@ def test_what_is_kept_of_a_run_knows_the_adapter(tmp_path: Path) -> None:
         assert_close(model(under + " France")[:, -1], inside[:, -1])
         with pytest.raises(ValueError, match="is not pickled"):
             pickle.dumps(model)
-        assert torch.equal(copy.deepcopy(model)("The capital of"), load("demo", device="cpu")("The capital of"))
+        assert_close(copy.deepcopy(model)("The capital of"), load("demo", device="cpu")("The capital of"))
     assert Digest().of(model) == digest
     model(prefix + " France")
     with pytest.raises(ValueError, match="changed after this prefix"):

@@ -154,7 +154,10 @@ def test_the_adapter_is_on_for_the_read_alone(model: HookedTransformer):
 
 def vectors_of(model: HookedTransformer, texts: list[str]) -> Tensor:
     return torch.stack(
-        [model.run_with_cache(text, names_filter=verbalizer.SITE)[1][verbalizer.SITE][0, -1] for text in texts]
+        [
+            model.run_with_cache(text, names_filter=verbalizer.SITE, return_type=None)[1][verbalizer.SITE][0, -1]
+            for text in texts
+        ]
     )
 
 
@@ -165,7 +168,7 @@ def vectors_of(model: HookedTransformer, texts: list[str]) -> Tensor:
 )
 def test_the_bundled_verbalizer_reads_what_the_texts_say(model: HookedTransformer, question: str):
     rng = Random(5)
-    items = [verbalizer.item(rng, held_out=True, question=question) for _ in range(30)]
+    items = [verbalizer.item(rng, held_out=True, question=question) for _ in range(20)]
     texts, answers = [item.text for item in items], [item.answer for item in items]
     options: dict[str, Any] = {"answers": answers, "max_new_tokens": 1}
     prompt = verbalizer.QUESTIONS[question]
@@ -179,4 +182,4 @@ def test_the_bundled_verbalizer_reads_what_the_texts_say(model: HookedTransforme
     share, *controls = found.accuracy.mean.tolist()
     majority = max(answers.count(answer) for answer in set(answers)) / len(answers)
     assert share > 0.9
-    assert max(*controls, of_twin.accuracy.mean.item(), without.accuracy.mean.item()) < majority + 0.2
+    assert max(*controls, of_twin.accuracy.mean.item(), without.accuracy.mean.item()) < majority + 0.25

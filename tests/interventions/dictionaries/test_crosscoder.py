@@ -107,10 +107,13 @@ TEXTS = [training_text(Random(seed)) for seed in range(60)]
 
 def test_vectors_of_both_models_are_of_the_same_tokens(model: HookedTransformer):
     twin = model.untrained()
-    stream = PairedActivations(model, twin, TEXTS, ("resid_post", 1), buffer_prompts=20, seed=3)
+    stream = PairedActivations(model, twin, TEXTS, ("resid_post", 1), buffer_prompts=6, seed=3)
     both = stream.fill(1)[0]
     for number, each in enumerate((model, twin)):
-        own = [each.run_with_cache(TEXTS[i])[1]["resid_post", 1][0] for i in stream.streams[number]._order(0)[20:40]]
+        own = [
+            each.run_with_cache(TEXTS[i], names_filter="blocks.1.hook_resid_post")[1]["resid_post", 1][0]
+            for i in stream.streams[number]._order(0)[6:12]
+        ]
         assert_close(both[:, 128 * number :][:, :128], torch.cat(own), depth=64)
     assert stream.site == "blocks.1.hook_resid_post"
 
