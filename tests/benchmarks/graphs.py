@@ -42,10 +42,12 @@ print(json.dumps([seconds, resident("VmHWM") - before, graph.completeness["sums"
 """
 
 
-def probe(unit: str, length: int, nodes: int = NODES, memory: str = "2GiB") -> tuple[float, int, float, int]:
-    """Seconds, bytes of the peak, the error of sums and the number of features of a graph in a fresh process."""
+def probe(unit: str, length: int, nodes: int = NODES, memory: str = "2GiB") -> tuple[float, int, float, int] | None:
+    """Seconds, bytes of the peak, the error of sums and the number of features of a graph; None if it is refused."""
     arguments = map(str, (unit, length, nodes, memory))
-    run = subprocess.run([sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=False)
+    if run.returncode:
+        return None
     seconds, peak, error, n = json.loads(run.stdout.splitlines()[-1])
     return seconds, peak, error, n
 
@@ -56,7 +58,11 @@ def main(lengths: list[int]) -> None:
     for unit in ("features", "neurons"):
         for length in lengths or LENGTHS:
             for memory in ("2GiB", "512MiB"):
-                seconds, peak, error, _ = probe(unit, length, memory=memory)
+                found = probe(unit, length, memory=memory)
+                if found is None:
+                    print(unit, length, memory, "refused", sep=" | ", flush=True)
+                    continue
+                seconds, peak, error, _ = found
                 print(
                     unit, length, memory, f"{seconds:.1f}", f"{peak / MIB:.0f}", f"{error:.0e}", sep=" | ", flush=True
                 )

@@ -68,6 +68,8 @@ class EdgeRows:
         element = frozen.values[FIRST].element_size()
         each = element * (2 * sum(sizes) + 6 * max(sizes) + 2 * pattern) + 8 * n_columns
         held = element * (3 * sum(sizes) + sum(constants.values())) + 4 * n_columns * (self.n_targets + self.n_kept)
+        n_nodes = self.n_kept + n_columns - len(self.sources.features) + self.n_targets
+        held += self.sources.n_bytes + 12 * n_nodes**2  # and the adjacency, twice more for influences
         left = memory_of(max_memory, frozen.tokens.device) - held
         if left < each and max_memory != "auto":
             raise ValueError(

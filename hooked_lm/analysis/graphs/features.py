@@ -90,6 +90,10 @@ class FeatureSources(Sources):
                 written.index_add_(0, self._active[source][:, 1].to(written.device), vectors.to(written.dtype))
         return written
 
+    @property
+    def n_bytes(self) -> int:
+        return sum(vectors.numel() * vectors.element_size() for vectors in self._vectors.values())
+
     def edges(self, gradients: Values) -> Float[Tensor, "read source"]:
         n = next(iter(gradients.values())).shape[0] if gradients else 0
         found = torch.zeros(n, len(self.features) + len(self.errors), device=self.frozen.tokens.device)

@@ -94,6 +94,10 @@ class NeuronSources(Sources):
 
         return link
 
+    @property
+    def n_bytes(self) -> int:
+        return sum(value.numel() * value.element_size() for value in (*self._activations, *self._slopes.values()))
+
     def edges(self, gradients: Values) -> Float[Tensor, "read source"]:
         n = next(iter(gradients.values())).shape[0] if gradients else 0
         found = torch.zeros(n, len(self.features) + len(self.errors), device=self.frozen.tokens.device)

@@ -28,6 +28,11 @@ class Sources(ABC):
     totals: Float[Tensor, " feature"]
     errors: Int[Tensor, "error 2"]
 
+    @property
+    @abstractmethod
+    def n_bytes(self) -> int:
+        """The memory of what is kept of the features."""
+
     @abstractmethod
     def edges(self, gradients: Values) -> Float[Tensor, "read source"]:
         """What each feature, then each error node, adds to some reads, for their gradients [read, pos, width] at write sites."""
