@@ -206,8 +206,7 @@ def test_tables_figures_and_files(truth: SyntheticFeatures, tmp_path: Path) -> N
 
 def test_a_normalised_dictionary_has_the_directions_of_its_own(truth: SyntheticFeatures) -> None:
     found = figures(truth, Normalized(truth.dictionary(), "constant_norm_rescale"))
-    assert found["MCC"] == pytest.approx(1, abs=1e-6)
-    assert found["cosine of features"] == pytest.approx(1, abs=1e-6)
+    assert_close([found["MCC"], found["cosine of features"]], [1.0, 1.0])
 
 
 def test_mistakes(truth: SyntheticFeatures) -> None:
