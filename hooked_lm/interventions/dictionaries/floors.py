@@ -129,12 +129,16 @@ def _fitted(sae: TopK, x: Tensor, outputs: Float[Tensor, "row d_out"], skip_conn
             left = outputs - x @ made.W_skip
         features = made.encode(few := _some(x, sae.cfg.d_sae))
         left = left[: len(few)]
-        made.W_dec.copy_(
-            _regression(features, left, lambda x, y: (x.T @ y) / x.pow(2).sum(0)[:, None].clamp_min(1e-12))
-        )
+        made.W_dec.copy_(_regression(features, left, _one_by_one))
         made.b_dec.copy_((left - features @ made.W_dec).mean(0))
         made.scale_features_(made.W_dec.norm(dim=1).clamp_min(1e-12) / norm)
     return made
+
+
+def _one_by_one(x: Float[Tensor, "row d"], y: Float[Tensor, "row d_out"]) -> Float[Tensor, "d d_out"]:
+    """The regression of y on each entry of x alone, smaller for an entry that is hardly ever active, as it says little."""
+    sizes = x.pow(2).sum(0)
+    return (x.T @ y) / (sizes + sizes.mean().clamp_min(1e-12))[:, None]
 
 
 def _regression(

@@ -571,6 +571,7 @@ def test_figures_of_layers_are_those_of_hand_written_runs(
         assert_close(found.select(figure=["CE spliced", "KL spliced"], layer=layer).mean.tolist(), [loss, divergence])
 
 
+@pytest.mark.slow
 def test_floors_of_transcoders_are_fitted_to_the_outputs(model: HookedTransformer, texts: list[str]) -> None:
     """A random transcoder explains something, and less than a linear map; with a skip connection about as much as that."""
     made = of_model("topk")
