@@ -1,5 +1,6 @@
 """A Jacobian lens is what finite differences measure; it is kept, moved to folded weights, and refused by other models."""
 
+import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.analysis import BackwardRules, JacobianLens, fit_jacobian_lens, logit_lens
 from hooked_lm.analysis.reading.jacobians import PromptJacobian, PromptJacobians
+from hooked_lm.demo import finetunes
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.twins import twin_of
 from hooked_lm.results import stored
@@ -290,11 +292,32 @@ def test_other_models_are_refused_by_name(demo: HookedTransformer, lens: Jacobia
         logit_lens(demo, TEXTS[0], lens=some, layers=[0])
 
 
-@pytest.mark.slow
 def test_half_precision_is_the_same_model(lens: JacobianLens):
+    """Its rounding is allowed, and not what changes half of the log probabilities by more."""
     half = HookedTransformer.from_pretrained("demo", dtype="bfloat16")
     found = logit_lens(half, TEXTS[0], lens=lens, positions=[-1], answers=" Paris").answers
     assert found.select(metric="rank", layer=3).mean.item() == 0
+    noise = torch.randn(half.cfg.d_vocab, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        half.unembed.b_U += 0.2 * noise
+    with pytest.raises(ValueError, match=r"other weights of demo .* and half of them change by 0\.1"):
+        lens.check(half, "resid_post", [0])
+
+
+@pytest.mark.slow
+def test_half_precision_of_other_weights_is_another_model():
+    """In bfloat16 the lenses of checkpoints, and of what is folded, fit each other; fine-tunes of 30 steps are refused."""
+    raw = HookedTransformer.from_pretrained_no_processing("demo")
+    load = {"raw": HookedTransformer.from_pretrained_no_processing, "folded": HookedTransformer.from_pretrained}
+    halves = [load[name]("demo", dtype="bfloat16") for name in load]
+    lenses = [fit_jacobian_lens(model, TEXTS, layers=[3], held_out=0) for model in (raw, *halves)]
+    tuned = [finetunes.fine_tuned(raw, finetunes.topic_text("festival")), finetunes.fine_tuned(raw)]
+    for one in lenses:
+        for model in (raw, *halves):
+            one.check(model, "resid_post", [3])
+        for model in tuned:
+            with pytest.raises(ValueError, match="other weights of demo"):
+                one.check(copy.deepcopy(model).to(torch.bfloat16), "resid_post", [3])
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
