@@ -183,8 +183,9 @@ class JacobianLens(Tabular):
         dose: float = 0.5,
         positions: Positions = "all",
     ) -> Hooks[AddDirection]:
-        """Hooks that add the token's direction. The dose is the length of what is added, in typical lengths of the vectors there;
-        a negative one steers away. The control is `lens.rotated().steer(...)`: a random direction and the same length.
+        """Hooks that add the token's direction. The dose is the length of what is added at each layer, in typical lengths of the
+        vectors there, so that several layers add up; a negative one steers away. The control is `lens.rotated().steer(...)`: a
+        random direction and the same length.
 
         >>> from hooked_lm import HookedTransformer
         >>> from hooked_lm.analysis import fit_jacobian_lens
@@ -229,28 +230,29 @@ class JacobianLens(Tabular):
         self,
         model: Decoder,
         tokens: Sequence[str | int],
-        layers: AxisSelection = "each",
+        layers: AxisSelection,
         *,
         dose: float = 1.0,
         positions: Positions = "all",
     ) -> Hooks[SwapDirections]:
         """Hooks that exchange how much of two tokens' directions the stream has; with a dose of 2 twice that change, with 0 none.
 
-        Raises ValueError for tokens whose directions can hardly be told apart (a cosine above 0.999).
+        At one layer: a second swap at a later one would undo the first. Raises ValueError for several layers, and for tokens
+        whose directions can hardly be told apart (a cosine above 0.999).
         """
         which = self._chosen(layers)
-        vectors = self.vectors(model, list(tokens), which)
-        if vectors.shape[1] != 2:
-            raise ValueError(f"a swap is of two tokens, got {vectors.shape[1]}")
-        cosines = torch.nn.functional.cosine_similarity(vectors[:, 0], vectors[:, 1], dim=-1)
-        if bool((cosines.abs() > PARALLEL).any()):
-            worst = int(cosines.abs().argmax())
+        if len(which) != 1:
+            raise ValueError(f"a swap is at one layer, got {which}: a second one would undo the first")
+        [(*vectors,)] = self.vectors(model, list(tokens), which)
+        if len(vectors) != 2:
+            raise ValueError(f"a swap is of two tokens, got {len(vectors)}")
+        if abs(cosine := float(torch.nn.functional.cosine_similarity(*vectors, dim=0))) > PARALLEL:
             raise ValueError(
-                f"the directions of {tokens[0]!r} and {tokens[1]!r} at layer {which[worst]} have the cosine "
-                f"{cosines[worst]:.4f}: choose tokens that are further apart, or another layer"
+                f"the directions of {tokens[0]!r} and {tokens[1]!r} at layer {which[0]} have the cosine {cosine:.4f}: choose "
+                "tokens that are further apart, or another layer"
             )
-        each = zip(which, vectors, strict=True)
-        return Hooks([SwapDirections(self.site, i, vectors=v, strength=dose, positions=positions) for i, v in each])
+        pair = torch.stack(vectors)
+        return Hooks([SwapDirections(self.site, which[0], vectors=pair, strength=dose, positions=positions)])
 
     def rotated(self, seed: int = 0) -> "JacobianLens":
         """The placebo: the same lens after a random rotation of the stream. Its directions are random, with the lengths of these

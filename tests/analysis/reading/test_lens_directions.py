@@ -98,9 +98,23 @@ def test_a_swap_exchanges_the_coordinates(demo: HookedTransformer, lens: Jacobia
     assert_close(after(demo, lens.swap(demo, WORDS, [1], dose=0)), plain)
     assert_close(after(demo, lens.swap(demo, WORDS, [1], dose=2)) - plain, 2 * (swapped - plain), depth=GRADIENT)
     with pytest.raises(ValueError, match=r"have the cosine 1\.0000: choose tokens that are further apart"):
-        lens.swap(demo, (" Paris", " Paris"))
+        lens.swap(demo, (" Paris", " Paris"), 1)
     with pytest.raises(ValueError, match="a swap is of two tokens, got 3"):
-        lens.swap(demo, (" Paris", " Madrid", " Rome"))
+        lens.swap(demo, (" Paris", " Madrid", " Rome"), 1)
+
+
+def test_a_swap_is_at_one_layer(demo: HookedTransformer, lens: JacobianLens):
+    """At the next layer a second one would put most of it back."""
+    plain, first, second = (
+        after(demo, hooks, 2) @ torch.linalg.pinv(lens.vectors(demo, WORDS, [2])[0])
+        for hooks in ([], lens.swap(demo, WORDS, 1), [*lens.swap(demo, WORDS, 1), *lens.swap(demo, WORDS, -2)])
+    )
+    gaps = [float(one[0, -1] @ torch.tensor([1.0, -1.0])) for one in (plain, first, second)]
+    assert gaps[0] > 0 > gaps[1]
+    assert gaps[2] > 0
+    for layers in ("each", [1, 2]):
+        with pytest.raises(ValueError, match=r"a swap is at one layer, got \[.*\]: a second one would undo the first"):
+            lens.swap(demo, WORDS, layers)
 
 
 @pytest.mark.parametrize(
