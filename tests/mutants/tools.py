@@ -394,6 +394,8 @@ TOOLS = mutants({
          "analysis/reading/test_jacobian_lens.py::half_precision_is_the_same_model", "ROUNDED = 8.0", "ROUNDED = 40.0"),
         ("a dose is in absolute lengths", "analysis/reading/test_lens_directions.py::steering_adds_the_direction_by_its_dose",
          "coefficient=dose * by", "coefficient=dose"),
+        ("a published lens forgets its backward pass",
+         "analysis/reading/test_jacobian_lens.py::a_published_file_says_what_its_lens_is", '"dtype", "backward")', '"dtype")'),
         ("a swap at several layers undoes itself", "analysis/reading/test_lens_directions.py::a_swap_is_at_one_layer",
          "if len(which) != 1:", "if not which:"),
     ],

@@ -41,6 +41,7 @@ PARALLEL = 0.999  # two directions with this cosine cannot be told apart
 N_SAMPLED = 256  # tokens whose log probabilities identify a model
 ROUNDED = 8.0  # errors of rounding one number; the same weights in bfloat16, folded or not, changed by up to 4.3
 SMALLEST = 1e-3  # what is allowed at least, as ROUNDED in units of the spread of log probabilities
+KNOWN = ("weights", "processed", "dtype", "backward")  # of `about`, what a published file says of the model and the fit
 Tokens = str | int | Sequence[str | int] | Int[Tensor, "..."]
 
 
@@ -341,15 +342,23 @@ class JacobianLens(Tabular):
     def to_published(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write the published layout: `J`, {layer: [d_model, d_model]} without the last layer, `n_prompts`, `source_layers`,
         `d_model` and `metadata`. A path that ends in ".safetensors" has the same without pickle: tensors "J.0", "J.1", ...; any
-        other is a file of `torch.save`, as TransformerLens and the published lenses have.
+        other is a file of `torch.save`, as TransformerLens and the published lenses have. What the lens knows of its weights
+        and of its backward pass is in `metadata`, where `from_published` finds it.
 
-        Raises ValueError for another site than "resid_post".
+        Raises ValueError for another site than "resid_post", for `rotated()` and for a lens of the last layer alone.
         """
         if self.site != "resid_post":
             raise ValueError(f"the published layout is of the stream after each block, this lens is of {self.site!r}")
+        if "rotated" in self.about:
+            raise ValueError("the published layout has no last layer, which this placebo rotates: use save")
         last = self.about["n_layers"] - 1
         matrices = {layer: J.to(dtype) for layer, J in zip(self.layers, self.J, strict=True) if layer != last}
+        if not matrices:
+            raise ValueError("the published layout has no last layer, and this lens has no other: nothing is written")
         facts = {"estimator": "jacobian_lens", "target_layer": last, "model": str(self.about.get("model"))}
+        facts["hooked_lm"] = {name: self.about[name] for name in KNOWN if name in self.about}
+        if self.probe is not None:
+            facts["hooked_lm"]["probe"] = [part.tolist() for part in self.probe]
         published_lenses.write(path, matrices, int(self.about.get("prompts") or 0), facts)
 
     @classmethod
@@ -357,8 +366,8 @@ class JacobianLens(Tabular):
         """Read a file in the published layout, as a lens of this model. A file of `torch.save` is read without running its pickle
         (`weights_only`).
 
-        Such files have no fingerprint of weights: only the sizes are compared. Folds of the weights do not matter (see `check`).
-        Raises ValueError for a file of another layout, of other sizes or of another target than the last layer.
+        Of a file that `to_published` wrote the weights are compared (see `check`); others have no fingerprint, only sizes. Raises
+        ValueError for a file of another layout, of other sizes or of another target than the last layer.
         """
         found = published_lenses.read(path)
         n_layers, d_model = model.cfg.n_layers, model.cfg.d_model
@@ -369,12 +378,14 @@ class JacobianLens(Tabular):
                 f"{n_layers} layers and d_model {d_model}: it is of another model"
             )
         matrices = {**found.matrices, n_layers - 1: torch.eye(d_model)}
-        about = provenance(
-            model, site="resid_post", n_layers=n_layers, prompts=found.n_prompts, published=found.metadata
-        )
+        facts = {"site": "resid_post", "n_layers": n_layers, "prompts": found.n_prompts}
+        own = found.metadata.pop("hooked_lm", {})
+        tokens, log_probs = own.get("probe", (None, None))
+        facts |= {name: own[name] for name in KNOWN if name in own}
+        about = provenance(model, **facts, published=found.metadata)
         scores = Scores(torch.full((len(matrices), 1), torch.nan), {"layer": list(matrices)}, about=about)
-        J = torch.stack([*matrices.values()])
-        return cls(J, tuple(matrices), "resid_post", scores, torch.full((len(J),), torch.nan))
+        J, probe = torch.stack([*matrices.values()]), tokens and (torch.tensor(tokens), torch.tensor(log_probs))
+        return cls(J, tuple(matrices), "resid_post", scores, torch.full((len(J),), torch.nan), probe)
 
     @torch.no_grad()
     def measured(self, model: Decoder, prompts: Any) -> "JacobianLens":

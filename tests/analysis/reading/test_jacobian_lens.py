@@ -373,6 +373,24 @@ def test_the_published_layout(lens: JacobianLens, demo: HookedTransformer, tmp_p
     assert again.measured(demo, TEXTS).steer(demo, " Paris", [1])[0].coefficient > 0
 
 
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_a_published_file_says_what_its_lens_is(demo: HookedTransformer, tmp_path: Path, ending: str):
+    """Other weights than those of the fit are refused, folded ones are not, and an R-lens is one again."""
+    file = tmp_path / f"lens.{ending}"
+    written = fit_jacobian_lens(demo, TEXTS[:1], layers=[2, 3], backward="relp", held_out=0)
+    written.to_published(file)
+    again = JacobianLens.from_published(file, demo)
+    assert (again.name, again.about["weights"]) == ("R-lens", written.about["weights"])
+    again.check(demo, "resid_post", [2])
+    again.check(HookedTransformer.from_pretrained_no_processing("demo"), "resid_post", [2])
+    with pytest.raises(ValueError, match=r"other weights of .* says something else"):
+        JacobianLens.from_published(file, twin_of(demo)).check(twin_of(demo), "resid_post", [2])
+    with pytest.raises(ValueError, match="which this placebo rotates: use save"):
+        written.rotated().to_published(file)
+    with pytest.raises(ValueError, match="and this lens has no other"):
+        replace(written, J=written.J[1:], layers=(3,), lengths=written.lengths[1:]).to_published(file)
+
+
 class Runs:
     def __reduce__(self) -> Any:
         return (print, ("this ran",))
