@@ -178,7 +178,7 @@ class JacobianLens(Tabular):
     def steer(
         self,
         model: Decoder,
-        token: str | int,
+        token: Tokens,
         layers: AxisSelection = "each",
         *,
         dose: float = 0.5,
@@ -204,11 +204,13 @@ class JacobianLens(Tabular):
                 "a published lens does not know how long the vectors of its layers are, which doses are relative to: "
                 "lens = lens.measured(model, prompts), or AddDirection with lens.vectors(...)"
             )
-        vectors = self.vectors(model, token, which)[:, 0]
+        vectors = self.vectors(model, token, which)
+        if vectors.shape[1] != 1:
+            raise ValueError(f"steering is along one token, got {vectors.shape[1]}: add the hooks of several")
         return Hooks(
             [
                 AddDirection(self.site, i, vector=vector, coefficient=dose * by, unit=True, positions=positions)
-                for i, by, vector in zip(which, lengths, vectors, strict=True)
+                for i, by, vector in zip(which, lengths, vectors[:, 0], strict=True)
             ]
         )
 
@@ -244,16 +246,15 @@ class JacobianLens(Tabular):
         which = self._chosen(layers)
         if len(which) != 1:
             raise ValueError(f"a swap is at one layer, got {which}: a second one would undo the first")
-        [(*vectors,)] = self.vectors(model, list(tokens), which)
+        vectors = self.vectors(model, list(tokens), which)[0]
         if len(vectors) != 2:
             raise ValueError(f"a swap is of two tokens, got {len(vectors)}")
-        if abs(cosine := float(torch.nn.functional.cosine_similarity(*vectors, dim=0))) > PARALLEL:
+        if abs(cosine := float(torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=0))) > PARALLEL:
             raise ValueError(
                 f"the directions of {tokens[0]!r} and {tokens[1]!r} at layer {which[0]} have the cosine {cosine:.4f}: choose "
                 "tokens that are further apart, or another layer"
             )
-        pair = torch.stack(vectors)
-        return Hooks([SwapDirections(self.site, which[0], vectors=pair, strength=dose, positions=positions)])
+        return Hooks([SwapDirections(self.site, which[0], vectors=vectors, strength=dose, positions=positions)])
 
     def rotated(self, seed: int = 0) -> "JacobianLens":
         """The placebo: the same lens after a random rotation of the stream. Its directions are random, with the lengths of these
