@@ -1,6 +1,7 @@
 """Measures how often each lens shows what a model says later, and writes the table to docs/reading.md.
 
-`python docs/lenses.py` takes a few minutes. Lenses are fitted on texts, and read on prompts that were held out of the training.
+`python docs/lenses.py` takes a few minutes. Lenses are fitted on some texts, and read on others, which were held out of the
+training. Prompts of one thought are a group: intervals count thoughts.
 """
 
 import re
@@ -10,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
-
-import torch
 
 from hooked_lm import HookedTransformer, planted
 from hooked_lm.analysis import fit_jacobian_lens, lens_recall, train_tuned_lens
@@ -34,7 +33,7 @@ class Question:
     answers: Sequence[Any]
     layers: Sequence[int]
     candidates: Sequence[Any] | None = None
-    position: int = -1
+    groups: Sequence[int] | None = None
 
 
 def demo_questions() -> Iterator[Question]:
@@ -52,26 +51,26 @@ def additions(n: int, seed: int, held_out: bool) -> list[steps.Solution]:
 
 def steps_questions(model: HookedTransformer) -> Iterator[Question]:
     """What a column of an addition says after its sum: the digit to write, where the sum has two, at the equals sign before."""
-    prompts, digits, carries = [], [], []
-    for said in additions(N_PROMPTS, 1, True):
+    prompts, digits, carries, groups = [], [], [], []
+    for number, said in enumerate(additions(N_PROMPTS, 1, True)):
         ids = model.chat(said.messages).tokens[0]
         words = model.to_str_tokens(ids)
         for place, word in enumerate(words):
             if word == " =" and words[place + 1] == " 1" and words[place + 2] in "023456789":
                 prompts.append(ids[: place + 1])
                 digits.append(f" {words[place + 2]}")
+                groups.append(number)
             if word == " =":
-                carries.append((ids[: place + 1], words[words.index(" carry", place) + 1]))
+                carries.append((ids[: place + 1], words[words.index(" carry", place) + 1], number))
     others = [f" {digit}" for digit in "023456789"]
-    yield Question("`demo-steps`: digit to write, five tokens later", prompts, digits, (0, 1, 2), others)
-    rows, values = zip(*carries, strict=True)
-    yield Question("`demo-steps`: carry, seven or eight tokens later", rows, values, (0, 1, 2), [" 0", " 1"])
+    yield Question("`demo-steps`: digit to write, five tokens later", prompts, digits, (0, 1, 2), others, groups)
+    rows, values, numbers = zip(*carries, strict=True)
+    yield Question("`demo-steps`: carry, seven or eight tokens later", rows, values, (0, 1, 2), [" 0", " 1"], numbers)
 
 
 def planted_questions(example: planted.Planted) -> Iterator[Question]:
     """The first look-up, of which the answer is the second."""
-    prompts = torch.cat([example.pairs.clean, example.held_out.clean])
-    answers = [*example.pairs.answers, *example.held_out.answers]
+    prompts, answers = example.held_out.clean, example.held_out.answers
     facts = [dict(zip(row[1:9:2], row[2:9:2], strict=True)) for row in prompts.tolist()]
     middles = [known[row[-1]] for known, row in zip(facts, prompts.tolist(), strict=True)]
     letters = list(range(1, 9))
@@ -89,7 +88,15 @@ def lenses_of(model: HookedTransformer, texts: Any) -> dict[str, Any]:
 def measured(model: HookedTransformer, texts: Any, questions: Sequence[Question]) -> list[MetricScores]:
     lenses = lenses_of(model, texts)
     return [
-        lens_recall(model, one.prompts, one.answers, lenses, candidates=one.candidates, layers=list(one.layers))
+        lens_recall(
+            model,
+            one.prompts,
+            one.answers,
+            lenses,
+            candidates=one.candidates,
+            layers=list(one.layers),
+            groups=one.groups,
+        )
         for one in questions
     ]
 
@@ -107,6 +114,19 @@ def rows_of(question: Question, found: MetricScores, twin: MetricScores) -> Iter
         yield f"| {question.name} | {layer} | {' | '.join(cells)} | {most[place]:.2f} | {chance:.2f} |"
 
 
+def subjects() -> dict[str, tuple[HookedTransformer, Any, Sequence[Question]]]:
+    """The models, the texts on which their lenses are fitted, and what is read."""
+    rng = Random(0)
+    demo, stepwise = (HookedTransformer.from_pretrained(name) for name in ("demo", "demo-steps"))
+    hop = planted.load("two-hop")
+    thoughts = stepwise.chat([said.messages for said in additions(N_THOUGHTS, 0, False)])
+    return {
+        "demo": (demo, [corpus.training_text(rng) for _ in range(N_TEXTS)], [*demo_questions()]),
+        "demo-steps": (stepwise, thoughts, [*steps_questions(stepwise)]),
+        "two-hop": (hop.model, hop.pairs.clean, [*planted_questions(hop)]),
+    }
+
+
 def table(models: Mapping[str, tuple[HookedTransformer, Any, Sequence[Question]]]) -> str:
     lines = [
         f"| what is looked for | layer | {' | '.join(LENSES)} | random | untrained | chance |",
@@ -122,19 +142,9 @@ def table(models: Mapping[str, tuple[HookedTransformer, Any, Sequence[Question]]
 
 
 def main() -> None:
-    rng = Random(0)
-    demo, stepwise = (HookedTransformer.from_pretrained(name) for name in ("demo", "demo-steps"))
-    hop = planted.load("two-hop")
-    thoughts = stepwise.chat([said.messages for said in additions(N_THOUGHTS, 0, False)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = table(
-            {
-                "demo": (demo, [corpus.training_text(rng) for _ in range(N_TEXTS)], [*demo_questions()]),
-                "demo-steps": (stepwise, thoughts, [*steps_questions(stepwise)]),
-                "two-hop": (hop.model, hop.held_out.clean, [*planted_questions(hop)]),
-            }
-        )
+        found = table(subjects())
     text = PAGE.read_text(encoding="utf-8")
     assert MARK.search(text), f"{PAGE} has no place for the table"
     PAGE.write_text(MARK.sub(lambda _: found, text), encoding="utf-8")

@@ -49,6 +49,19 @@ def test_the_page_of_the_leaderboard_shows_the_boards_beside_it():
 
 
 @pytest.mark.slow
+def test_the_table_of_lenses_is_of_prompts_that_they_were_not_fitted_on():
+    """And its intervals count thoughts, of which one gives several prompts."""
+    subjects = runpy.run_path(str(DOCS / "lenses.py"))["subjects"]()
+    _, texts, questions = subjects["two-hop"]
+    assert not {*map(tuple, texts.tolist())} & {tuple(row) for one in questions for row in one.prompts.tolist()}
+    _, thoughts, questions = subjects["demo-steps"]
+    fitted = [thoughts[row].tokens[0].tolist() for row in range(len(thoughts))]
+    for one in questions:
+        assert len(one.prompts) == len(one.groups) > len({*one.groups})
+        assert not any(row[: len(ids)] == ids.tolist() for ids in one.prompts for row in fitted)
+
+
+@pytest.mark.slow
 def test_the_page_of_models_is_fresh(generate: dict[str, Any]):
     """But for the last digits of what was measured."""
     number = re.compile(r"\d\.\de-\d\d")

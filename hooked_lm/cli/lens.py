@@ -35,7 +35,8 @@ def lens(
         str | None, typer.Option(help="Also compare two next tokens, with their spaces: ' Mary, John'.")
     ] = None,
     lens: Annotated[
-        Path | None, typer.Option(help="A file of a TunedLens or a JacobianLens; a published one ends in .pt.")
+        Path | None,
+        typer.Option(help="A file of a TunedLens or a JacobianLens, or a published lens (.pt, .safetensors)."),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the grid of all positions to this page.")] = None,
 ) -> Result:
@@ -84,10 +85,11 @@ def _translator(path: Path, model: "Decoder") -> "Translator":
     """The lens in a file; ValueError for something else."""
     from hooked_lm.analysis import JacobianLens
     from hooked_lm.analysis.reading.lens import Translator
+    from hooked_lm.analysis.reading.published_lenses import is_published
     from hooked_lm.saved import load
 
     check_readable(path, "a lens, as TunedLens.save and JacobianLens.save write them")
-    if path.suffix in (".pt", ".pth"):
+    if is_published(path):
         return JacobianLens.from_published(path, model)
     found = load(path)
     if not isinstance(found, Translator):

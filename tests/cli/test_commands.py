@@ -535,12 +535,14 @@ def test_a_fitted_lens_reads(model: HookedTransformer, tmp_path: Path) -> None:
     texts = ["The capital of Spain is Madrid.", "Mary went home."]
     fitted = fit_jacobian_lens(model, texts, held_out=0)
     fitted.save(tmp_path / "lens.safetensors")
-    fitted.to_published(tmp_path / "lens.pt", torch.float32)
+    for ending in ("pt", "safetensors"):
+        fitted.to_published(tmp_path / f"published.{ending}", torch.float32)
     TunedLens.identity(model).save(tmp_path / "tuned.safetensors")
     expected = logit_lens(model, "The capital of France is", lens=fitted, positions=[-1], k=2).logits.flatten()
     for name, kind in (
         ("lens.safetensors", "Jacobian lens"),
-        ("lens.pt", "Jacobian lens"),
+        ("published.pt", "Jacobian lens"),
+        ("published.safetensors", "Jacobian lens"),
         ("tuned.safetensors", "tuned lens"),
     ):
         found = from_json("lens", "demo", "The capital of France is", "--k", 2, "--lens", tmp_path / name)

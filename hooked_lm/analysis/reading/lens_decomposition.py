@@ -15,6 +15,7 @@ from hooked_lm.analysis.reading.lens import MOST_NUMBERS, spelled
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.extras import lazy_import
+from hooked_lm.hooks.indices import indices_in
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import stored
 from hooked_lm.results.control import Control
@@ -126,11 +127,12 @@ def lens_decomposition(
 
     Args:
         vectors: of the stream at the lens's site, or any other directions there.
+        layer: of these vectors; -1 is the last.
         n_random: how many random rotations are averaged.
         seed: seed of the rotations.
 
     Warns if random directions explain about as much. Raises ValueError for vectors of another width or of length 0, a lens of
-    another model, and numbers out of range.
+    another model, and numbers out of range; IndexError for a layer that the model lacks.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import fit_jacobian_lens
@@ -141,6 +143,7 @@ def lens_decomposition(
     >>> found.to_dataframe()["token"].tolist()
     [' she', ' he']
     """
+    [layer] = indices_in("layer", [layer], model.cfg.n_layers)
     lens.check(model, lens.site, [layer])
     if vectors.shape[-1] != model.cfg.d_model:
         raise ValueError(f"vectors are as wide as the stream, {model.cfg.d_model}, got {list(vectors.shape)}")

@@ -79,6 +79,19 @@ def read(path: str | Path) -> PublishedLens:
     return PublishedLens({int(layer): matrices[layer].float() for layer in sorted(matrices)}, int(n), metadata)
 
 
+def is_published(path: str | Path) -> bool:
+    """Whether a file is in the published layout, by its ending or by what it calls its tensors, and is none of `save`."""
+    if Path(path).suffix != ".safetensors":
+        return Path(path).suffix in (".pt", ".pth")
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return any(NAME.fullmatch(name) for name in file.keys())  # noqa: SIM118
+    except SafetensorError:
+        return False
+
+
 def _is_square(matrix: object) -> bool:
     return isinstance(matrix, Tensor) and matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]
 

@@ -1,5 +1,6 @@
 """A Jacobian lens is what finite differences measure; it is kept, moved to folded weights, and refused by other models."""
 
+import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm import HookedTransformer, HookedTransformerConfig, VisionInputs
 from hooked_lm.analysis import BackwardRules, JacobianLens, fit_jacobian_lens, logit_lens
 from hooked_lm.analysis.reading.jacobians import PromptJacobian, PromptJacobians
+from hooked_lm.demo import finetunes
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.twins import twin_of
 from hooked_lm.results import stored
 from tests.analysis.reading.test_lens import linear_model
 from tests.close import GRADIENT, assert_apart, assert_close, assert_near, is_close
+from tests.models.vision.test_toy import IMAGE, pixels, toy
 
 TEXTS = [f"The capital of {name} is" for name in ("France", "Spain", "Italy", "Greece", "Egypt")]
 WIDTH = 6
@@ -247,6 +250,22 @@ def test_sinks_are_left_out_and_said():
     assert_apart(found.J[0], every.J[0])
 
 
+def test_padding_counts_for_nothing():
+    """A prompt of images and text gives the same lens with padding on its left."""
+    model, tokens = toy(), torch.tensor([[1, *[IMAGE] * 4, 2, 3, 10]])
+    images = {"pixel_values": pixels(1)}
+    padded = torch.nn.functional.pad(tokens, (5, 0))
+    mask = torch.nn.functional.pad(torch.ones_like(tokens), (5, 0))
+    whole, with_padding = (
+        fit_jacobian_lens(model, inputs, skip=2, held_out=0)
+        for inputs in (VisionInputs(tokens, images), VisionInputs(padded, images, mask))
+    )
+    assert whole.about["positions"] == with_padding.about["positions"] == 8 - 2 - 1
+    assert_close(with_padding.J, whole.J, depth=GRADIENT)
+    assert_close(with_padding.lengths, whole.lengths, depth=GRADIENT)
+    assert_apart(whole.J[0], torch.eye(24))
+
+
 def test_prompts_without_positions_are_warned_of_or_refused(demo: HookedTransformer):
     with pytest.warns(UserWarning, match="1 of 2 prompts have no position that counts"):
         found = fit_jacobian_lens(demo, ["Mary", TEXTS[0]], layers=[3], held_out=0, skip=2)
@@ -290,11 +309,32 @@ def test_other_models_are_refused_by_name(demo: HookedTransformer, lens: Jacobia
         logit_lens(demo, TEXTS[0], lens=some, layers=[0])
 
 
-@pytest.mark.slow
 def test_half_precision_is_the_same_model(lens: JacobianLens):
+    """Its rounding is allowed, and not what changes half of the log probabilities by more."""
     half = HookedTransformer.from_pretrained("demo", dtype="bfloat16")
     found = logit_lens(half, TEXTS[0], lens=lens, positions=[-1], answers=" Paris").answers
     assert found.select(metric="rank", layer=3).mean.item() == 0
+    noise = torch.randn(half.cfg.d_vocab, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        half.unembed.b_U += 0.2 * noise
+    with pytest.raises(ValueError, match=r"other weights of demo .* and half of them change by 0\.1"):
+        lens.check(half, "resid_post", [0])
+
+
+@pytest.mark.slow
+def test_half_precision_of_other_weights_is_another_model():
+    """In bfloat16 the lenses of checkpoints, and of what is folded, fit each other; fine-tunes of 30 steps are refused."""
+    raw = HookedTransformer.from_pretrained_no_processing("demo")
+    load = {"raw": HookedTransformer.from_pretrained_no_processing, "folded": HookedTransformer.from_pretrained}
+    halves = [load[name]("demo", dtype="bfloat16") for name in load]
+    lenses = [fit_jacobian_lens(model, TEXTS, layers=[3], held_out=0) for model in (raw, *halves)]
+    tuned = [finetunes.fine_tuned(raw, finetunes.topic_text("festival")), finetunes.fine_tuned(raw)]
+    for one in lenses:
+        for model in (raw, *halves):
+            one.check(model, "resid_post", [3])
+        for model in tuned:
+            with pytest.raises(ValueError, match="other weights of demo"):
+                one.check(copy.deepcopy(model).to(torch.bfloat16), "resid_post", [3])
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -331,6 +371,24 @@ def test_the_published_layout(lens: JacobianLens, demo: HookedTransformer, tmp_p
         again.steer(demo, " Paris")
     assert_close(again.measured(demo, TEXTS).lengths.isfinite().float(), torch.ones(4))
     assert again.measured(demo, TEXTS).steer(demo, " Paris", [1])[0].coefficient > 0
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_a_published_file_says_what_its_lens_is(demo: HookedTransformer, tmp_path: Path, ending: str):
+    """Other weights than those of the fit are refused, folded ones are not, and an R-lens is one again."""
+    file = tmp_path / f"lens.{ending}"
+    written = fit_jacobian_lens(demo, TEXTS[:1], layers=[2, 3], backward="relp", held_out=0)
+    written.to_published(file)
+    again = JacobianLens.from_published(file, demo)
+    assert (again.name, again.about["weights"]) == ("R-lens", written.about["weights"])
+    again.check(demo, "resid_post", [2])
+    again.check(HookedTransformer.from_pretrained_no_processing("demo"), "resid_post", [2])
+    with pytest.raises(ValueError, match=r"other weights of .* says something else"):
+        JacobianLens.from_published(file, twin_of(demo)).check(twin_of(demo), "resid_post", [2])
+    with pytest.raises(ValueError, match="which this placebo rotates: use save"):
+        written.rotated().to_published(file)
+    with pytest.raises(ValueError, match="and this lens has no other"):
+        replace(written, J=written.J[1:], layers=(3,), lengths=written.lengths[1:]).to_published(file)
 
 
 class Runs:

@@ -78,6 +78,11 @@ def test_steering_adds_the_direction_by_its_dose(demo: HookedTransformer, lens: 
     assert steered[1] - steered[0] > 3 + (control[1] - control[0])
 
 
+def test_steering_is_along_one_token(demo: HookedTransformer, lens: JacobianLens):
+    with pytest.raises(ValueError, match="along one token, got 2: add the hooks of several"):
+        lens.steer(demo, WORDS, 1)
+
+
 def test_ablation_takes_out_the_span(demo: HookedTransformer, lens: JacobianLens):
     plain, vectors = after(demo, []), lens.vectors(demo, WORDS, [1])[0]
     without = after(demo, lens.ablate(demo, WORDS, [1]))
@@ -98,9 +103,23 @@ def test_a_swap_exchanges_the_coordinates(demo: HookedTransformer, lens: Jacobia
     assert_close(after(demo, lens.swap(demo, WORDS, [1], dose=0)), plain)
     assert_close(after(demo, lens.swap(demo, WORDS, [1], dose=2)) - plain, 2 * (swapped - plain), depth=GRADIENT)
     with pytest.raises(ValueError, match=r"have the cosine 1\.0000: choose tokens that are further apart"):
-        lens.swap(demo, (" Paris", " Paris"))
+        lens.swap(demo, (" Paris", " Paris"), 1)
     with pytest.raises(ValueError, match="a swap is of two tokens, got 3"):
-        lens.swap(demo, (" Paris", " Madrid", " Rome"))
+        lens.swap(demo, (" Paris", " Madrid", " Rome"), 1)
+
+
+def test_a_swap_is_at_one_layer(demo: HookedTransformer, lens: JacobianLens):
+    """At the next layer a second one would put most of it back."""
+    plain, first, second = (
+        after(demo, hooks, 2) @ torch.linalg.pinv(lens.vectors(demo, WORDS, [2])[0])
+        for hooks in ([], lens.swap(demo, WORDS, 1), [*lens.swap(demo, WORDS, 1), *lens.swap(demo, WORDS, -2)])
+    )
+    gaps = [float(one[0, -1] @ torch.tensor([1.0, -1.0])) for one in (plain, first, second)]
+    assert gaps[0] > 0 > gaps[1]
+    assert gaps[2] > 0
+    for layers in ("each", [1, 2]):
+        with pytest.raises(ValueError, match=r"a swap is at one layer, got \[.*\]: a second one would undo the first"):
+            lens.swap(demo, WORDS, layers)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +179,13 @@ def test_a_sum_of_directions_is_found_again(demo: HookedTransformer, lens: Jacob
     assert "lens" in [line.name for line in found.plot().data]
 
 
+def test_layers_count_from_the_end(demo: HookedTransformer, lens: JacobianLens):
+    made = lens.vectors(demo, WORDS, -2)[0]
+    found, again = (lens_decomposition(demo, made, lens, layer, k=2, n_random=1) for layer in (2, -2))
+    assert torch.equal(again.tokens, found.tokens)
+    assert again.about["layer"] == 2
+
+
 def test_the_mean_over_dimensions_counts_for_nothing(demo: HookedTransformer, lens: JacobianLens):
     x = after(demo, [])[0]
     one, other = (lens_decomposition(demo, moved, lens, 1, k=3, n_random=1) for moved in (x, x + 5))
@@ -184,11 +210,11 @@ def test_random_directions_that_do_as_well_are_said(demo: HookedTransformer, len
         ({"vectors": torch.ones(128)}, "length 0"),  # its mean is taken out
         ({"k": 0}, "k is from 1"),
         ({"n_random": 0}, "n_random at least 1"),
-        ({"layer": 9}, r"not fitted for layers \[9\]"),
+        ({"layer": 9}, "layer 9 is out of range"),
     ],
 )
 def test_wrong_decompositions(demo: HookedTransformer, lens: JacobianLens, options: dict[str, Any], said: str):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises((ValueError, IndexError), match=said):
         lens_decomposition(demo, **{"vectors": torch.eye(128)[0], "lens": lens, "layer": 1, **options})
 
 
@@ -228,6 +254,24 @@ def test_recall_counts_what_a_lens_shows(demo: HookedTransformer, lens: Jacobian
     for candidates in (None, [" she", " he"]):
         tied = lens_recall(without_bias(), texts[2:], [" he"], blind, candidates=candidates, layers=[3])
         assert tied.values.item() == 0
+
+
+def test_recall_of_conversations():
+    """The same as of their tokens alone, for a `Chat` and for messages, whatever their lengths."""
+    model = HookedTransformer.from_pretrained("demo-steps")
+    messages = [[{"role": "user", "content": text}] for text in ("2 + 3 = ?", "27 + 35 + 11 = ?")]
+    chat = model.chat(messages, add_generation_prompt=True)
+    rows = [chat[i].tokens[0] for i in range(2)]
+    answers = [int(model(row[None])[0, -1].argmax()) for row in rows]
+    expected = lens_recall(model, rows, answers, {"logit": None}).values
+    assert len(rows[0]) != len(rows[1])
+    assert expected[:, -1].tolist() == [[1, 1]]
+    for prompts in (chat, messages):
+        assert torch.equal(lens_recall(model, prompts, answers, {"logit": None}).values, expected)
+    ends = [chat[i].positions(("user", -1))[0] for i in range(2)]
+    said = [int(model(row[None])[0, end].argmax()) for row, end in zip(rows, ends, strict=True)]
+    found = lens_recall(model, chat, said, {"logit": None}, positions=("user", -1))
+    assert found.values[:, -1].tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize(
