@@ -108,35 +108,42 @@ class _Sums:
         self.of_next: Tensor | float = 0.0  # [d_vocab]
 
     def add(self, tokens: Tensor, mask: Bool[Tensor, "batch pos"], base: "_Run", tuned: "_Run") -> None:
-        n, (values, log_probs), (others, theirs) = self.n_positions, base, tuned
+        n, (values, logits), (others, theirs) = self.n_positions, base, tuned
         if int(mask.sum(1).min()) < n:
             raise ValueError(
                 f"n_positions={n}, and a prompt has {int(mask.sum(1).min())} tokens: leave it out, or compare fewer positions"
             )
         differences = others - values  # [layer, batch, pos, d_model]
         size = differences.norm(dim=-1) / values.norm(dim=-1).clamp_min(1e-12)
-        parts = theirs.exp() * (theirs - log_probs)
-        kl = parts.sum(-1)
-        self.of_next = self.of_next + parts[mask].double().sum(0)
+        kl = torch.stack([self._divergence(*row) for row in zip(logits, theirs, mask, strict=True)])
         self.total += differences[:, :, :n].double().sum(1)
         self.sizes.append(size[:, :, :n].transpose(1, 2))
         later = mask.clone()
         later[:, :n] = False
-        counted = later if bool(later.any(1).all()) else mask  # of a prompt without later positions, all
+        counted = torch.where(later.any(1, keepdim=True), later, mask)  # of a prompt without later positions, all
         mean = (kl * counted).sum(1) / counted.sum(1)
         self.kl.append(torch.cat([kl[:, :n], mean[:, None]], 1).T)
         self.of_tokens.append((tokens[mask], kl[mask], size.permute(1, 2, 0)[mask]))
+
+    def _divergence(
+        self, base: Float[Tensor, "pos d_vocab"], tuned: Float[Tensor, "pos d_vocab"], real: Bool[Tensor, " pos"]
+    ) -> Float[Tensor, " pos"]:
+        """KL(tuned || base) after each token of a prompt: of one prompt at a time, as fp32 of a whole batch may not fit."""
+        log_probs, theirs = (logits.float().cpu().log_softmax(-1) for logits in (base, tuned))
+        parts = theirs.exp() * (theirs - log_probs)
+        self.of_next = self.of_next + parts[real].double().sum(0)
+        return parts.sum(-1)
 
 
 _Run = tuple[Float[Tensor, "layer batch pos d_model"], Float[Tensor, "batch pos d_vocab"]]
 
 
 def _run(model: Decoder, tokens: Tensor, mask: Bool[Tensor, "batch pos"], sites: Sequence[str], adapter: Any) -> _Run:
-    """The values at the sites, and the log-probabilities of the next token, in fp32 on the CPU."""
+    """The values at the sites in fp32 on the CPU, and the logits of the next token as the model gives them."""
     with under_adapter(model, adapter):
         inputs, attention = tokens.to(model.device), mask.long().to(model.device)
         logits, cache = model.run_with_cache(inputs, names_filter=list(sites), attention_mask=attention)
-    return torch.stack([cache[site].float().cpu() for site in sites]), logits.float().log_softmax(-1).cpu()
+    return torch.stack([cache[site].float().cpu() for site in sites]), logits
 
 
 def _check_alike(base: Decoder, tuned: Decoder) -> None:

@@ -69,6 +69,36 @@ def test_numbers_are_those_of_plain_runs(model: HookedTransformer, other: Hooked
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_prompt_without_later_positions_does_not_change_what_is_counted_of_others(
+    model: HookedTransformer, other: HookedTransformer, batch_size: int
+):
+    some, n = [*texts(2), "Mary was ill,"], 5
+    assert model.to_tokens(some[-1]).shape[1] == n
+    found = compare_models(model, other, some, n_positions=n, batch_size=batch_size)
+    ends = torch.tensor([model.to_tokens(text).shape[1] for text in some]).cumsum(0).tolist()
+    per_prompt = [found.token_kl[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    expected = torch.stack([(kl[n:] if len(kl) > n else kl).mean() for kl in per_prompt])
+    assert_close(found.kl.values[n], expected, depth=64, scale=1.0)
+
+
+@torch.no_grad()
+def test_probabilities_of_one_prompt_at_a_time_are_in_memory(
+    model: HookedTransformer, monkeypatch: pytest.MonkeyPatch
+):
+    shapes, plain = [], torch.Tensor.log_softmax
+
+    def recorded(value: torch.Tensor, dim: int) -> torch.Tensor:
+        shapes.append(value.shape)
+        return plain(value, dim)
+
+    monkeypatch.setattr(torch.Tensor, "log_softmax", recorded)
+    compare_models(model, model, texts(3), batch_size=3)
+    assert len(shapes) == 6
+    assert all(len(shape) == 2 for shape in shapes)
+
+
+@torch.no_grad()
 def test_a_model_does_not_differ_from_itself(model: HookedTransformer):
     found = compare_models(model, model, texts(5), answers=WORDS)
     assert not found.differences.any()
