@@ -16,9 +16,11 @@ import transformers
 from torch.utils.checkpoint import checkpoint
 
 from hooked_lm import HookedTransformer, patching, pretrained
+from hooked_lm.analysis import fit_jacobian_lens
 from hooked_lm.engine.fingerprint import Digest
 from hooked_lm.hub import LoRA
-from hooked_lm.models.weights.weight_scope import open_scopes
+from hooked_lm.models.weights.digest import sampled_digest, weights_digest
+from hooked_lm.models.weights.weight_scope import open_scopes, scoped_values
 from tests.close import GRADIENT, assert_apart, assert_close, assert_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
@@ -333,3 +335,26 @@ def test_sweeps_and_caches_under_an_adapter_are_those_of_the_merged_model(tmp_pa
 
 def _first(logits: torch.Tensor) -> torch.Tensor:
     return logits[:, -1, 0]
+
+
+@torch.no_grad()
+def test_hashes_of_weights_are_of_those_that_runs_use() -> None:
+    model, merged = load("demo", device="cpu"), load("demo", device="cpu")
+    texts = ["The capital of France is Paris.", "Mary was ill, so she slept late.", "The key of the box is on the table."]
+    before = weights_digest(model), sampled_digest(model)
+    of_base = fit_jacobian_lens(model, texts, layers=[1], progress=False)
+    with model.with_adapter(random_adapter(model, targets=["c_fc"])):
+        for name, value in scoped_values(model):
+            merged.get_parameter(name).copy_(value)
+        inside = weights_digest(model), sampled_digest(model)
+        assert inside == (weights_digest(merged), sampled_digest(merged))
+        facts = model.run_with_cache(Prompt)[1].model_facts()
+        of_adapter = fit_jacobian_lens(model, texts, layers=[1], progress=False)
+        with pytest.raises(ValueError, match="fitted on other weights"):
+            of_base.check(model, "resid_post", [1])
+    assert (weights_digest(model), sampled_digest(model)) == before
+    assert not {*inside} & {*before}
+    assert facts == merged.run_with_cache(Prompt)[1].model_facts() != model.run_with_cache(Prompt)[1].model_facts()
+    of_adapter.check(merged, "resid_post", [1])
+    with pytest.raises(ValueError, match="fitted on other weights"):
+        of_adapter.check(model, "resid_post", [1])

@@ -18,6 +18,10 @@ MODELS = mutants({
          "if value and name not in WITHOUT_EFFECT | READ", "if False"),
         ("a tied embedding is changed", "hub/test_lora.py::what_does_not_fit", "if found in tied:", "if False:"),
     ],
+    "models/weights/digest.py": [
+        ("a hash of weights does not know an adapter", "hub/test_lora.py::hashes_of_weights",
+         "inside.get(name, weight)", "weight"),
+    ],
     "models/weights/weight_scope.py": [
         ("an adapter stays on in copies of a context", "hub/test_lora.py::adapters_add_up",
          "        self._is_open = False\n        _open.set(", "        _open.set("),
