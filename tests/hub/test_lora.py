@@ -340,7 +340,11 @@ def _first(logits: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_hashes_of_weights_are_of_those_that_runs_use() -> None:
     model, merged = load("demo", device="cpu"), load("demo", device="cpu")
-    texts = ["The capital of France is Paris.", "Mary was ill, so she slept late.", "The key of the box is on the table."]
+    texts = [
+        "The capital of France is Paris.",
+        "Mary was ill, so she slept late.",
+        "The key of the box is on the table.",
+    ]
     before = weights_digest(model), sampled_digest(model)
     of_base = fit_jacobian_lens(model, texts, layers=[1], progress=False)
     with model.with_adapter(random_adapter(model, targets=["c_fc"])):

@@ -8,6 +8,7 @@ The parameters themselves do not change: `named_parameters`, `state_dict` and sa
 import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, runtime_checkable
@@ -158,6 +159,18 @@ _open: ContextVar[tuple[WeightScope, ...]] = ContextVar("open_weight_scopes", de
 def open_scopes(model: nn.Module) -> list[WeightScope]:
     """The scopes of a model that are open in this context, outermost first."""
     return [scope for scope in _open.get() if scope._is_open and scope.model is model]
+
+
+def under_adapter(model: nn.Module, adapter: Any) -> AbstractContextManager[Any]:
+    """The scope of an adapter; one that does nothing for None."""
+    if adapter is None:
+        return nullcontext()
+    if not hasattr(model, "with_adapter"):
+        raise ValueError(
+            f"a {type(model).__name__} has no with_adapter: load the model with HookedTransformer.from_pretrained"
+        )
+    scope: AbstractContextManager[Any] = model.with_adapter(adapter)
+    return scope
 
 
 def refuse_open_scopes(model: nn.Module, what: str) -> None:
