@@ -217,7 +217,11 @@ def _result(
         of_other = _lens(tuned, other, layers, lens)
         shares = torch.stack([_outranked(each, right, wrong) for each in (logits, of_other)])
         words = spelled(tuned, torch.tensor(right))
-        named = {"read": [DIFFERENCE, RANDOM], **axes, "answer": [words[token] for token in right]}
+        named: dict[str, Sequence[str | int]] = {
+            "read": [DIFFERENCE, RANDOM],
+            **axes,
+            "answer": [words[token] for token in right],
+        }
         topic = Scores(shares[..., None], named, about=about)
     top = logits.topk(k, -1).indices
     assert isinstance(sums.of_next, Tensor)

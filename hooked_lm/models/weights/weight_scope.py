@@ -161,7 +161,7 @@ def open_scopes(model: nn.Module) -> list[WeightScope]:
     return [scope for scope in _open.get() if scope._is_open and scope.model is model]
 
 
-def under_adapter(model: nn.Module, adapter: Any) -> AbstractContextManager[Any]:
+def under_adapter(model: Any, adapter: Any) -> AbstractContextManager[Any]:
     """The scope of an adapter; one that does nothing for None."""
     if adapter is None:
         return nullcontext()

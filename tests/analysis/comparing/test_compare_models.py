@@ -73,6 +73,7 @@ def test_numbers_are_those_of_plain_runs(model: HookedTransformer, other: Hooked
 
 @torch.no_grad()
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.every_parameter
 def test_a_prompt_without_later_positions_does_not_change_what_is_counted_of_others(
     model: HookedTransformer, other: HookedTransformer, batch_size: int
 ):
