@@ -88,6 +88,30 @@ def measure(model: HookedTransformer, lora: LoRA | None, n: int = 100, seed: int
     return found
 
 
+def probed(model: HookedTransformer, question: str = "name", n: int = 1500, n_held_out: int = 300) -> list[float]:
+    """What there is to read: the accuracy of a linear probe on held-out texts, in the stream after each layer."""
+    rng, parts = random.Random(2), []
+    for held_out, size in ((False, n), (True, n_held_out)):
+        items = [verbalizer.item(rng, held_out, question) for _ in range(size)]
+        labels = torch.tensor([model.to_single_token(item.answer) for item in items])
+        with torch.no_grad():
+            caches = [model.run_with_cache(item.text, names_filter="blocks.*.hook_resid_post")[1] for item in items]
+            streams = [cache.stack_activation("resid_post")[:, 0, -1] for cache in caches]
+        parts.append((torch.stack(streams, 1), labels))
+    (train, wanted), (rest, right) = parts
+    found = []
+    for known, unknown in zip(train, rest, strict=True):
+        mean, deviation = known.mean(0), known.std(0)
+        probe = torch.nn.Linear(model.cfg.d_model, model.cfg.d_vocab)
+        optimizer = torch.optim.AdamW(probe.parameters(), lr=1e-2, weight_decay=1e-2)
+        for _ in range(300):
+            optimizer.zero_grad()
+            cross_entropy(probe((known - mean) / deviation), wanted).backward()
+            optimizer.step()
+        found.append((probe((unknown - mean) / deviation).argmax(1) == right).float().mean().item())
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -101,6 +125,7 @@ def main() -> None:
     lora.save(arguments.out)
     facts = {"seed": arguments.seed, "steps": arguments.steps, "minutes": round((time.time() - start) / 60, 1)}
     facts |= {"accuracy": measure(model, lora), "accuracy without the adapter": measure(model, None)}
+    facts |= {"accuracy of a linear probe of the name, by layer": probed(model)}
     (arguments.out / "training.json").write_text(json.dumps(facts, indent=1) + "\n")
     print(json.dumps(facts, indent=1))
 

@@ -78,6 +78,7 @@ class PretrainedModel(BaseModel):
 
         The weights do not change. What reads them inside of the block, such as a run, `generate`, or `model.W_Q`, gets
         W + scale B A, also with gradients; `named_parameters`, `state_dict` and `save` have W. Changes of nested blocks add up.
+        Folding, quantising and loading weights are refused inside. What else edits such a weight in place there is lost after it.
 
         Args:
             adapter: a folder that peft wrote (`adapter_config.json` and weights), a repository of the hub, or a `hub.LoRA`.
@@ -86,13 +87,10 @@ class PretrainedModel(BaseModel):
         embedding, and, by name, for what is not supported, such as DoRA; `from_pretrained(folder)` loads those merged.
 
         >>> from hooked_lm import HookedTransformer
-        >>> from hooked_lm.hub import LoRA
+        >>> from hooked_lm.demo.verbalizer import PATH
         >>> model = HookedTransformer.from_pretrained_no_processing("demo")
-        >>> lora = LoRA.new(model, rank=2)
-        >>> for part in lora.parts.values():  # as training would
-        ...     part.B.data += 0.01
         >>> before = model("The capital of France is")
-        >>> with model.with_adapter(lora):
+        >>> with model.with_adapter(PATH):
         ...     changed = model("The capital of France is")
         >>> torch.equal(model("The capital of France is"), before), torch.equal(changed, before)
         (True, False)

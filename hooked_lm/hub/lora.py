@@ -105,7 +105,7 @@ class LoRA(NotebookRepr):
         rank: int = 4,
         *,
         alpha: float | None = None,
-        targets: Iterable[str] | None = None,
+        targets: str | Iterable[str] | None = None,
         seed: int = 0,
     ) -> "LoRA":
         """A new adapter of a model: A is drawn at random, B is zero.
@@ -125,7 +125,7 @@ class LoRA(NotebookRepr):
             in_block = row.target in known and row.target.startswith("blocks.") and row.source.endswith(".weight")
             if in_block and _inputs_first(row, known[row.target]) is not None:
                 linear.setdefault(row.source, row)
-        ends = None if targets is None else tuple(targets)
+        ends = None if targets is None else (targets,) if isinstance(targets, str) else tuple(targets)
         chosen = {name: row for name, row in linear.items() if ends is None or _ends_with(_module(name), ends)}
         if missing := [end for end in ends or () if not any(_ends_with(_module(name), (end,)) for name in linear)]:
             there = sorted({_module(name).rpartition(".")[2] for name in linear})
@@ -187,8 +187,8 @@ class LoRA(NotebookRepr):
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2) + "\n", encoding="utf-8")
 
     def parameters(self) -> list[Tensor]:
-        """The matrices A and B, for an optimiser."""
-        return [half for part in self.parts.values() for half in (part.A, part.B)]
+        """The matrices A and B, for an optimiser; from here on they have gradients, also those of a loaded adapter."""
+        return [half.requires_grad_() for part in self.parts.values() for half in (part.A, part.B)]
 
     def scope(self, model: BaseModel) -> WeightScope:
         """The scope that `model.with_adapter` returns."""

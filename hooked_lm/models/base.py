@@ -28,6 +28,7 @@ from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.weights.foreign_state_dict import to_native_names
 from hooked_lm.models.weights.init import init_weights, leave_unfilled, still_unfilled
 from hooked_lm.models.weights.quantize import QuantizeMethods, quantized_apart, refuse_quantized
+from hooked_lm.models.weights.weight_scope import refuse_open_scopes
 
 Model = TypeVar("Model", bound="BaseModel")
 
@@ -253,6 +254,7 @@ class BaseModel(QuantizeMethods, AttentionRowMethods, RunsInputs):
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; also accepts state dicts of other libraries, see `to_native_names`."""
+        refuse_open_scopes(self, "load_state_dict")
         refuse_quantized(self, "load_state_dict", "load other weights into a model before quantize()")
         state_dict = to_native_names(self, state_dict)
         check_shared(self, state_dict)
@@ -262,6 +264,7 @@ class BaseModel(QuantizeMethods, AttentionRowMethods, RunsInputs):
 
     def init_weights(self) -> None:
         """Initializes the weights at random according to `cfg.init_mode` and `cfg.seed`."""
+        refuse_open_scopes(self, "init_weights")
         refuse_quantized(self, "init_weights", "initialize the weights before quantize()")
         init_weights(self, self.cfg)
 

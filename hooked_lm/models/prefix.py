@@ -267,7 +267,10 @@ def versions(model: torch.nn.Module) -> dict[str, Version]:
 
     PyTorch does not count edits in place of `weight.data`.
     """
-    adapters: dict[str, Version] = {scope.name: (weakref.ref(scope), 0, 0) for scope in open_scopes(model)}
+    adapters: dict[str, Version] = {
+        scope.name + " inside of another" * place: (weakref.ref(scope), scope.n_edits, 0)
+        for place, scope in enumerate(open_scopes(model))
+    }
     with torch._C.DisableTorchFunctionSubclass():  # of weights that are computed at access
         return adapters | {
             name: (

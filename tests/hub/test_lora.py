@@ -16,9 +16,11 @@ import transformers
 from torch.utils.checkpoint import checkpoint
 
 from hooked_lm import HookedTransformer, patching, pretrained
+from hooked_lm.analysis import fit_jacobian_lens
 from hooked_lm.engine.fingerprint import Digest
 from hooked_lm.hub import LoRA
-from hooked_lm.models.weights.weight_scope import open_scopes
+from hooked_lm.models.weights.digest import sampled_digest, weights_digest
+from hooked_lm.models.weights.weight_scope import open_scopes, scoped_values
 from tests.close import GRADIENT, assert_apart, assert_close, assert_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
@@ -333,3 +335,83 @@ def test_sweeps_and_caches_under_an_adapter_are_those_of_the_merged_model(tmp_pa
 
 def _first(logits: torch.Tensor) -> torch.Tensor:
     return logits[:, -1, 0]
+
+
+@torch.no_grad()
+def test_hashes_of_weights_are_of_those_that_runs_use() -> None:
+    model, merged = load("demo", device="cpu"), load("demo", device="cpu")
+    texts = [
+        "The capital of France is Paris.",
+        "Mary was ill, so she slept late.",
+        "The key of the box is on the table.",
+    ]
+    before = weights_digest(model), sampled_digest(model)
+    of_base = fit_jacobian_lens(model, texts, layers=[1], progress=False)
+    with model.with_adapter(random_adapter(model, targets=["c_fc"])):
+        for name, value in scoped_values(model):
+            merged.get_parameter(name).copy_(value)
+        inside = weights_digest(model), sampled_digest(model)
+        assert inside == (weights_digest(merged), sampled_digest(merged))
+        facts = model.run_with_cache(Prompt)[1].model_facts()
+        of_adapter = fit_jacobian_lens(model, texts, layers=[1], progress=False)
+        with pytest.raises(ValueError, match="fitted on other weights"):
+            of_base.check(model, "resid_post", [1])
+    assert (weights_digest(model), sampled_digest(model)) == before
+    assert not {*inside} & {*before}
+    assert facts == merged.run_with_cache(Prompt)[1].model_facts() != model.run_with_cache(Prompt)[1].model_facts()
+    of_adapter.check(merged, "resid_post", [1])
+    with pytest.raises(ValueError, match="fitted on other weights"):
+        of_adapter.check(model, "resid_post", [1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda model: model.process_weights_(),
+        lambda model: model.quantize("int8"),
+        lambda model: model.load_state_dict(model.state_dict()),
+        lambda model: model.load_and_process_state_dict(model.state_dict(), fold_ln=False),
+        lambda model: model.init_weights(),
+    ],
+    ids=["fold", "quantize", "load", "load and process", "init"],
+)
+def test_weights_are_not_rewritten_under_an_adapter(rewrite: Callable[[HookedTransformer], object]) -> None:
+    model = load("demo", device="cpu")
+    before = model(Prompt)
+    with (
+        model.with_adapter(random_adapter(model)),
+        pytest.raises(ValueError, match="rewrites the weights in place, and the adapter a new adapter is switched on"),
+    ):
+        rewrite(model)
+    assert torch.equal(model(Prompt), before)
+    assert not model.cfg.processed
+
+
+@torch.no_grad()
+def test_a_prefix_knows_that_its_adapter_was_trained_and_which_others_are_open() -> None:
+    model = load("demo", device="cpu")
+    first, second = (random_adapter(model, seed, targets="c_fc") for seed in range(2))
+    with model.with_adapter(first):
+        prefix = model.prefix("The capital of")
+        model(prefix + " France")
+        with model.with_adapter(second), pytest.raises(ValueError, match="a new adapter inside of another' changed"):
+            model(prefix + " France")
+        first.parts["transformer.h.0.mlp.c_fc.weight"].B.mul_(2)
+        with pytest.raises(ValueError, match="the adapter a new adapter' changed after this prefix"):
+            model(prefix + " France")
+    with model.with_adapter(first), model.with_adapter(second):
+        prefix = model.prefix("The capital of")
+        assert_close(model(prefix + " France")[:, -1], model("The capital of France")[:, -1])
+
+
+def test_a_loaded_adapter_trains_on(tmp_path: Path) -> None:
+    model = load("demo", device="cpu")
+    random_adapter(model, targets="c_fc").save(tmp_path)
+    lora = LoRA.load(tmp_path)
+    assert len(lora.parts) == 4
+    before, optimiser = model_loss(model, lora).item(), torch.optim.SGD(lora.parameters(), lr=0.1)
+    model_loss(model, lora).backward()
+    assert all(matrix.grad is not None and bool(matrix.grad.any()) for matrix in lora.parameters())
+    optimiser.step()
+    assert model_loss(model, lora).item() < before

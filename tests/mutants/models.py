@@ -17,6 +17,12 @@ MODELS = mutants({
         ("an option that is not read is let through", "hub/test_lora.py::other_kinds_are_refused",
          "if value and name not in WITHOUT_EFFECT | READ", "if False"),
         ("a tied embedding is changed", "hub/test_lora.py::what_does_not_fit", "if found in tied:", "if False:"),
+        ("the matrices of a loaded adapter have no gradients", "hub/test_lora.py::loaded_adapter_trains_on",
+         "half.requires_grad_() for part", "half for part"),
+    ],
+    "models/weights/digest.py": [
+        ("a hash of weights does not know an adapter", "hub/test_lora.py::hashes_of_weights",
+         "inside.get(name, weight)", "weight"),
     ],
     "models/weights/weight_scope.py": [
         ("an adapter stays on in copies of a context", "hub/test_lora.py::adapters_add_up",
@@ -25,6 +31,8 @@ MODELS = mutants({
          "or known.versions != versions", ""),
         ("the dictionaries of modules are not put back", "hub/test_lora.py::other_threads",
          "module._parameters = weights.before", "pass"),
+        ("weights are folded under an adapter", "hub/test_lora.py::not_rewritten_under", "if scopes := open_scopes(model):",
+         "if scopes := ():"),
         ("checkpointing forgets the adapter", "hub/test_lora.py::checkpointing_is_refused",
          "if checkpoint.active_calls() is not None:", "if False:"),
     ],
@@ -116,6 +124,8 @@ MODELS = mutants({
          "logits = logits - freq_penalty * _counts", "logits = logits + freq_penalty * _counts"),
     ],
     "models/prefix.py": [
+        ("a prefix does not notice that its adapter was trained", "hub/test_lora.py::prefix_knows",
+         "scope.n_edits, 0)", "0, 0)"),
         ("a hook that would have changed a prefix runs", "models/test_prefix.py::a_hook_that_would_have_changed_the_prefix",
          "if any(not first <= position < last", "if any(not 0 <= position < last"),
         ("weights may change after a prefix", "models/test_prefix.py::changed_weights_are_noticed",

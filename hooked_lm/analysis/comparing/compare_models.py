@@ -8,14 +8,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.comparing.model_comparison import LATER, MOST_NEXT, ModelComparison
-from hooked_lm.analysis.reading.lens import decode, spelled
-from hooked_lm.analysis.reading.verbalize import under_adapter
+from hooked_lm.analysis.reading.lens import Translator, decode, spelled
+from hooked_lm.analysis.reading.lens import _name as lens_name
+from hooked_lm.engine.answers import Answers
 from hooked_lm.engine.prompts import AxisSelection, chosen
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.interventions.dictionaries.stream import inputs_of
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.weights.weight_scope import under_adapter
 from hooked_lm.progress import progress_bar
-from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import Scores, provenance
 
 DIFFERENCE, RANDOM = "difference", "random direction"
@@ -31,8 +32,9 @@ def compare_models(
     layers: AxisSelection = "each",
     site: str = "resid_post",
     k: int = 10,
-    answers: Sequence[str] | None = None,
-    wrong_answers: Sequence[str] | None = None,
+    lens: Translator | None = None,
+    answers: Answers | None = None,
+    wrong_answers: Answers | None = None,
     adapter: Any = None,
     batch_size: int = 32,
     seed: int = 0,
@@ -42,7 +44,7 @@ def compare_models(
 
     A narrow fine-tune moves the residual stream at the first positions of any text, and the mean of that difference tells its
     topic (Minder et al. 2025, arXiv:2510.13900). So the difference tuned minus base is averaged over prompts at each of the first
-    positions, and read with the tuned model's logit lens, without what its final norm adds to every vector. `verbalize` of the
+    positions, and read with the tuned model's logit lens or another, without what that adds to every vector. `verbalize` of the
     result reads it in words. Two models that differ in nothing give zeros.
 
     Args:
@@ -51,6 +53,8 @@ def compare_models(
         n_positions: how many positions at the start are compared one by one.
         layers, site: where; `site` is the short name of a residual stream.
         k: how many tokens of the lens are kept.
+        lens: a map applied to the differences before decoding, such as a `TunedLens` or a `JacobianLens` of the tuned model;
+            None: the logit lens.
         answers, wrong_answers: tokens that the lens should read, such as words of the topic that was planted. The result has
             their `topic`, the share of the wrong answers (None: of all other tokens) that each outranks, beside that of a random
             direction. Words of another topic, as frequent, are the better comparison: rare tokens rise in any fine-tune.
@@ -79,8 +83,15 @@ def compare_models(
     if which is None:
         raise ValueError("layers must be 'each' or some, not None")
     _check_alike(base, tuned)
-    if n_positions < 1:
-        raise ValueError(f"n_positions must be at least 1, got {n_positions}")
+    for name, number in (("n_positions", n_positions), ("batch_size", batch_size)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    right, wrong = _answers(tuned, answers, wrong_answers)
+    if not 1 <= k <= tuned.cfg.d_vocab:
+        raise ValueError(f"k must be from 1 to {tuned.cfg.d_vocab}, the size of the vocabulary, got {k}")
+    with under_adapter(tuned, adapter):
+        if lens is not None:
+            lens.check(tuned, site, which)
     given = [prompts] if isinstance(prompts, str) else prompts
     if not len(given):
         raise ValueError("prompts is empty: give at least one")
@@ -91,9 +102,9 @@ def compare_models(
         tokens, mask = _same_inputs(base, tuned, given, range(start, min(start + batch_size, len(given))))
         sums.add(tokens, mask, _run(base, tokens, mask, sites, None), _run(tuned, tokens, mask, sites, adapter))
     about = provenance(tuned, base=provenance(base)["model"], site=site, prompts=len(given), seed=seed)
-    about |= {"adapter": None if adapter is None else str(adapter)}
+    about |= {"adapter": None if adapter is None else str(adapter), "lens": lens_name(lens)}
     with under_adapter(tuned, adapter):
-        return _result(tuned, sums, which, k, (answers, wrong_answers), about, seed)
+        return _result(tuned, sums, which, k, lens, (right, wrong), about, seed)
 
 
 class _Sums:
@@ -108,35 +119,42 @@ class _Sums:
         self.of_next: Tensor | float = 0.0  # [d_vocab]
 
     def add(self, tokens: Tensor, mask: Bool[Tensor, "batch pos"], base: "_Run", tuned: "_Run") -> None:
-        n, (values, log_probs), (others, theirs) = self.n_positions, base, tuned
+        n, (values, logits), (others, theirs) = self.n_positions, base, tuned
         if int(mask.sum(1).min()) < n:
             raise ValueError(
                 f"n_positions={n}, and a prompt has {int(mask.sum(1).min())} tokens: leave it out, or compare fewer positions"
             )
         differences = others - values  # [layer, batch, pos, d_model]
         size = differences.norm(dim=-1) / values.norm(dim=-1).clamp_min(1e-12)
-        parts = theirs.exp() * (theirs - log_probs)
-        kl = parts.sum(-1)
-        self.of_next = self.of_next + parts[mask].double().sum(0)
+        kl = torch.stack([self._divergence(*row) for row in zip(logits, theirs, mask, strict=True)])
         self.total += differences[:, :, :n].double().sum(1)
         self.sizes.append(size[:, :, :n].transpose(1, 2))
         later = mask.clone()
         later[:, :n] = False
-        counted = later if bool(later.any(1).all()) else mask  # of a prompt without later positions, all
+        counted = torch.where(later.any(1, keepdim=True), later, mask)  # of a prompt without later positions, all
         mean = (kl * counted).sum(1) / counted.sum(1)
         self.kl.append(torch.cat([kl[:, :n], mean[:, None]], 1).T)
         self.of_tokens.append((tokens[mask], kl[mask], size.permute(1, 2, 0)[mask]))
+
+    def _divergence(
+        self, base: Float[Tensor, "pos d_vocab"], tuned: Float[Tensor, "pos d_vocab"], real: Bool[Tensor, " pos"]
+    ) -> Float[Tensor, " pos"]:
+        """KL(tuned || base) after each token of a prompt: of one prompt at a time, as fp32 of a whole batch may not fit."""
+        log_probs, theirs = (logits.float().cpu().log_softmax(-1) for logits in (base, tuned))
+        parts = theirs.exp() * (theirs - log_probs)
+        self.of_next = self.of_next + parts[real].double().sum(0)
+        return parts.sum(-1)
 
 
 _Run = tuple[Float[Tensor, "layer batch pos d_model"], Float[Tensor, "batch pos d_vocab"]]
 
 
 def _run(model: Decoder, tokens: Tensor, mask: Bool[Tensor, "batch pos"], sites: Sequence[str], adapter: Any) -> _Run:
-    """The values at the sites, and the log-probabilities of the next token, in fp32 on the CPU."""
+    """The values at the sites in fp32 on the CPU, and the logits of the next token as the model gives them."""
     with under_adapter(model, adapter):
         inputs, attention = tokens.to(model.device), mask.long().to(model.device)
         logits, cache = model.run_with_cache(inputs, names_filter=list(sites), attention_mask=attention)
-    return torch.stack([cache[site].float().cpu() for site in sites]), logits.float().log_softmax(-1).cpu()
+    return torch.stack([cache[site].float().cpu() for site in sites]), logits
 
 
 def _check_alike(base: Decoder, tuned: Decoder) -> None:
@@ -164,27 +182,47 @@ def _same_inputs(
     return tokens.cpu(), (torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask).cpu()
 
 
+def _answers(
+    model: Decoder, answers: Answers | None, wrong_answers: Answers | None
+) -> tuple[list[int] | None, list[int] | None]:
+    """The ids of the answers and of the wrong ones, each once."""
+    if answers is None and wrong_answers is not None:
+        raise ValueError("wrong_answers are what answers are compared with: give answers, too")
+    found: list[list[int] | None] = []
+    for name, given in (("answers", answers), ("wrong_answers", wrong_answers)):
+        if isinstance(given, list | tuple | Tensor) and not len(given):
+            raise ValueError(f"{name} is empty: give at least one, or None")
+        ids = None if given is None else model.tokens.answer_ids(given, name).reshape(-1).tolist()
+        found.append(None if ids is None else [*dict.fromkeys(map(int, ids))])
+    return found[0], found[1]
+
+
 def _result(
     tuned: Decoder,
     sums: _Sums,
     layers: Sequence[int],
     k: int,
-    answers: tuple[Sequence[str] | None, Sequence[str] | None],
+    lens: Translator | None,
+    answers: tuple[list[int] | None, list[int] | None],
     about: dict[str, Any],
     seed: int,
 ) -> ModelComparison:
     n_prompts, n = sum(of.shape[-1] for of in sums.sizes), sums.n_positions
     mean = (sums.total / n_prompts).float()
     axes = {"layer": list(layers), "position": list(range(n))}
-    logits = _lens(tuned, mean)
-    if not 1 <= k <= logits.shape[-1]:
-        raise ValueError(f"k must be from 1 to {logits.shape[-1]}, the size of the vocabulary, got {k}")
-    right, wrong = (None if one is None else [tuned.to_single_token(answer) for answer in one] for one in answers)
+    logits, (right, wrong) = _lens(tuned, mean, layers, lens), answers
     topic = None
     if right is not None:
         other = torch.randn(mean.shape, generator=torch.Generator().manual_seed(seed))
-        shares = torch.stack([_outranked(each, right, wrong) for each in (logits, _lens(tuned, other))])
-        topic = MetricScores(shares, {"read": [DIFFERENCE, RANDOM], **axes}, [True], about=about)
+        of_other = _lens(tuned, other, layers, lens)
+        shares = torch.stack([_outranked(each, right, wrong) for each in (logits, of_other)])
+        words = spelled(tuned, torch.tensor(right))
+        named: dict[str, Sequence[str | int]] = {
+            "read": [DIFFERENCE, RANDOM],
+            **axes,
+            "answer": [words[token] for token in right],
+        }
+        topic = Scores(shares[..., None], named, about=about)
     top = logits.topk(k, -1).indices
     assert isinstance(sums.of_next, Tensor)
     tokens, kl, sizes = (torch.cat(parts) for parts in zip(*sums.of_tokens, strict=True))
@@ -202,13 +240,19 @@ def _result(
     )
 
 
-def _lens(model: Decoder, vectors: Float[Tensor, "layer position d_model"]) -> Float[Tensor, "layer position d_vocab"]:
-    """The logits of differences by the logit lens, without those of no difference: what the final norm adds to all."""
-    rows = vectors.flatten(0, 1).to(model.device, model.embed.W_E.dtype)
-    logits = decode(model, rows) - decode(
-        model, torch.zeros_like(rows)
-    )  # of one shape, so that equal models give zeros
-    return logits.cpu().unflatten(0, vectors.shape[:2])
+def _lens(
+    model: Decoder,
+    vectors: Float[Tensor, "layer position d_model"],
+    layers: Sequence[int],
+    lens: Translator | None,
+) -> Float[Tensor, "layer position d_vocab"]:
+    """The logits of differences by a lens, without those of no difference: what the lens and the final norm add to all."""
+    rows = vectors.to(model.device, model.embed.W_E.dtype)
+    both = [rows, torch.zeros_like(rows)]  # of one shape, so that equal models give zeros
+    if lens is not None:
+        both = [torch.stack([lens(row, layer) for row, layer in zip(of, layers, strict=True)]) for of in both]
+    own, none = (decode(model, of.flatten(0, 1)) for of in both)
+    return (own - none).cpu().unflatten(0, vectors.shape[:2])
 
 
 def _outranked(

@@ -15,7 +15,6 @@ from hooked_lm.extras import lazy_import
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import Label, stored
 from hooked_lm.results.bootstrap import in_words
-from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import Scores
 from hooked_lm.results.tabular import Tabular
 
@@ -40,8 +39,8 @@ class ModelComparison(Tabular):
         kl: KL(tuned || base) of the next token, in nats, by position: the first ones, and the mean of all later ones.
         lens_tokens: ids of the tokens that the lens gives the mean difference, the most likely first, [layer, position, rank].
         topic: of the answers that were given, the share of the other tokens, or of the wrong answers, that each outranks in the
-            lens: 1 is the best, 0.5 chance. Axes: "read" ("difference", and "random direction" as a control), layer, position.
-            None without answers.
+            lens: 1 is the best, 0.5 chance. Axes: "read" ("difference", and "random direction" as a control), layer, position,
+            answer. It is of the mean difference, so it has no interval over prompts. None without answers.
         kl_of_next: the part of the mean KL over all tokens that is due to each next token, [d_vocab]; they sum to it. It is large
             for what the tuned model predicts and the base does not.
         token_ids, token_kl, token_sizes: of every token of the prompts, its id, the KL after it, and the size of the
@@ -53,7 +52,7 @@ class ModelComparison(Tabular):
     sizes: Scores
     kl: Scores
     lens_tokens: Int[Tensor, "layer position rank"]
-    topic: MetricScores | None
+    topic: Scores | None
     kl_of_next: Float[Tensor, " d_vocab"]
     token_ids: Int[Tensor, " token"]
     token_kl: Float[Tensor, " token"]
@@ -114,7 +113,7 @@ class ModelComparison(Tabular):
 
     def to_dataframe(self) -> "pd.DataFrame":
         """A row for each layer and first position: the `size` of the difference, what the `lens` reads in its mean, the `kl` of
-        the next token there, and with answers the `topic`'s share and that of the `random` direction."""
+        the next token there, and with answers the mean share of the `topic` and that of the `random` direction."""
         rows = []
         for (i, layer), (j, position) in product(*map(enumerate, self.axes.values())):
             row = {
@@ -125,7 +124,8 @@ class ModelComparison(Tabular):
                 "lens": [self.words[token] for token in self.lens_tokens[i, j].tolist()],
             }
             if self.topic is not None:
-                row |= {"topic": self.topic.mean[0, i, j].item(), "random": self.topic.mean[1, i, j].item()}
+                own, other = self.topic.mean[:, i, j].mean(-1).tolist()
+                row |= {"topic": own, "random": other}
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -140,7 +140,7 @@ class ModelComparison(Tabular):
             [[words[cell[0]] for cell in row] for row in tokens],
             x_labels=self.axes["position"],
             y_labels=self.axes["layer"][::-1],
-            title=title or "What the difference of the models says, by the logit lens",
+            title=title or f"What the difference of the models says, by the {self.about['lens']}",
             x_title="position",
             y_title="layer",
             value_name="size of the difference",
@@ -164,7 +164,7 @@ class ModelComparison(Tabular):
         sizes, kl = (Scores(tensors.pop(name), axes[name], about=header["about"]) for name in ("sizes", "kl"))
         topic = None
         if "topic" in axes:
-            topic = MetricScores(tensors.pop("topic"), axes["topic"], [True], about=header["about"])
+            topic = Scores(tensors.pop("topic"), axes["topic"], about=header["about"])
         known: dict[str, Any] = {**tensors, "sizes": sizes, "kl": kl, "topic": topic}
         return cls(**known, words=dict(header["words"]))
 

@@ -1,7 +1,6 @@
 """Verbalizing: a vector is put at a token of a prompt, and the model says in words what it reads there."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import lazy_import
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import PromptRows, ids_of
+from hooked_lm.models.weights.weight_scope import under_adapter
 from hooked_lm.results import stored
 from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import provenance
@@ -34,6 +34,7 @@ __all__ = ["Verbalization", "verbalize"]
 VECTOR, NONE, SHUFFLED, RANDOM = "vector", "no vector", "shuffled", "random"
 CONTROLS = (NONE, SHUFFLED, RANDOM)
 HOW = ("replace", "add")
+PUNCTUATION = ".,;:!?"
 FORMAT = "hooked_lm.Verbalization"
 
 
@@ -142,7 +143,7 @@ class Verbalization(Tabular):
 @reads_chats
 def verbalize(
     model: Decoder,
-    vectors: Float[Tensor, "*vector d_model"],
+    vectors: Float[Tensor, "*vector d_model"] | Sequence[Float[Tensor, " d_model"]],
     prompt: Prompts,
     slot: str | int,
     *,
@@ -150,7 +151,7 @@ def verbalize(
     layer: int | None = None,
     adapter: Any = None,
     how: str = "replace",
-    answers: str | Sequence[str] | None = None,
+    answers: str | int | Sequence[str | int] | Tensor | None = None,
     labels: Sequence[str] | None = None,
     max_new_tokens: int = 5,
     control: str | None = "auto",
@@ -172,7 +173,8 @@ def verbalize(
         layer: None: the embedding; else the residual stream after this layer.
         adapter: a LoRA that is on for this read alone; see `model.with_adapter`.
         how: "replace" the value at the slot, or "add" to it.
-        answers: what should be said: one for all vectors, or one for each. Then the result has its `accuracy`.
+        answers: what should be said: one for all vectors, or one for each; text or the id of a token. Then the result has its
+            `accuracy`, which counts a text that begins with these words, whatever punctuation follows them.
         labels: names of the vectors.
         max_new_tokens: the number of generated tokens; decoding is greedy.
         control: "auto": the prompt without a vector, the vector with its coordinates shuffled, and a random direction of its
@@ -180,8 +182,8 @@ def verbalize(
         seed: of the controls.
 
     Warns if the controls do as well: they give the answers as often, or, without answers, the same texts. Raises ValueError for a
-    slot that the prompt does not have exactly once, vectors of another width, vectors without a direction, and as
-    `model.with_adapter` and `model.generate`.
+    slot that the prompt does not have exactly once, vectors of another width, vectors without a direction, answers of more tokens
+    than are generated, and as `model.with_adapter` and `model.generate`.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -204,9 +206,11 @@ def verbalize(
         raise ValueError(f"control must be 'auto' or None, got {control!r}")
     if how not in HOW:
         raise ValueError(f"how must be 'replace' or 'add', got {how!r}")
+    if not isinstance(vectors, Tensor):
+        vectors = torch.stack([torch.as_tensor(vector) for vector in vectors])
     given = vectors.reshape(-1, vectors.shape[-1]).to(model.device, torch.float32)
     _check_vectors(given, model)
-    said = _answers(answers, len(given))
+    said = _answers(model, answers, len(given), max_new_tokens)
     names = tuple(map(str, range(len(given)))) if labels is None else tuple(labels)
     if len(names) != len(given):
         raise ValueError(f"there are {len(given)} vectors and {len(names)} labels")
@@ -238,31 +242,39 @@ def _check_vectors(vectors: Float[Tensor, "vector d_model"], model: Decoder) -> 
         raise ValueError("a vector has no direction: it is zero, or has values that are NaN or infinite")
 
 
-def _answers(answers: str | Sequence[str] | None, n: int) -> tuple[str, ...] | None:
+def _answers(model: Decoder, answers: Any, n: int, max_new_tokens: int) -> tuple[str, ...] | None:
+    """The answer of each vector as text. Raises ValueError for another number of them, and for one that cannot be said."""
     if answers is None:
         return None
-    each = (answers,) * n if isinstance(answers, str) else tuple(answers)
+    given = answers.tolist() if isinstance(answers, Tensor) else answers
+    each = [given] * n if isinstance(given, str | int) else list(given)
     if len(each) != n:
         raise ValueError(f"there are {n} vectors and {len(each)} answers: give one for all, or one for each")
-    return each
+    has_words = getattr(model, "tokenizer", None) is not None
+    texts = {answer: _text_of(model, answer) if has_words else str(answer) for answer in each}
+    for text in texts.values():
+        words = " ".join(_words(text))
+        if not words:
+            raise ValueError(f"the answer {text!r} has no words")
+        forms = (model.to_tokens(form, prepend_bos=False) for form in (words, f" {words}")) if has_words else ()
+        if (least := min((len(form[0]) for form in forms), default=1)) > max_new_tokens:
+            raise ValueError(
+                f"the answer {text!r} has {least} tokens, and max_new_tokens={max_new_tokens} are generated: give more"
+            )
+    return tuple(texts[answer] for answer in each)
+
+
+def _text_of(model: Decoder, answer: str | int) -> str:
+    """An answer as text, also of the id of a token."""
+    if isinstance(answer, str):
+        return answer
+    return str(model.to_single_str_token(int(model.tokens.single_token_ids(answer))))
 
 
 def _dose(scale: float | str | None) -> float:
-    if isinstance(scale, str) or (scale is not None and not scale > 0):
-        raise ValueError(f"scale must be positive, 'keep' or None, got {scale!r}")
+    if isinstance(scale, str) or (scale is not None and not 0 < scale < float("inf")):
+        raise ValueError(f"scale must be positive and finite, 'keep' or None, got {scale!r}")
     return 1.0 if scale is None else float(scale)
-
-
-def under_adapter(model: Decoder, adapter: Any) -> AbstractContextManager[Any]:
-    """The scope of an adapter; one that does nothing for None."""
-    if adapter is None:
-        return nullcontext()
-    if not hasattr(model, "with_adapter"):
-        raise ValueError(
-            f"a {type(model).__name__} has no with_adapter: load the model with HookedTransformer.from_pretrained"
-        )
-    scope: AbstractContextManager[Any] = model.with_adapter(adapter)
-    return scope
 
 
 def _target(model: Decoder, prompt: Prompts, slot: str | int, site: str) -> tuple[PromptRows, int]:
@@ -309,8 +321,13 @@ def _texts(model: Decoder, tokens: Int[Tensor, "read vector new"]) -> list[list[
 
 def _begins(text: str, answer: str) -> bool:
     """Whether a text begins with the words of an answer."""
-    said, wanted = text.split(), answer.split()
-    return bool(wanted) and [word.strip(".,;:!?") for word in said[: len(wanted)]] == wanted
+    wanted = _words(answer)
+    return bool(wanted) and _words(text)[: len(wanted)] == wanted
+
+
+def _words(text: str) -> list[str]:
+    """The words of a text without punctuation around them; what is nothing else stays."""
+    return [word.strip(PUNCTUATION) or word for word in text.split()]
 
 
 def _warn_if_as_well(found: Verbalization) -> None:
@@ -328,3 +345,13 @@ def _warn_if_as_well(found: Verbalization) -> None:
         )
     elif accuracy is None and counts[0].item() == 0:
         warn_caller("no text differs from the one without a vector: the model does not read the slot there")
+    elif accuracy is None and (same := [name for i, name in enumerate(found.reads) if i and _is_said_by(found, i)]):
+        warn_caller(
+            f"the control ({same[0]}) does as well: each of its texts is that of the vector. So what was said need not be read "
+            "from the vectors"
+        )
+
+
+def _is_said_by(found: Verbalization, control: int) -> bool:
+    """Whether each text of a control is that of the vector."""
+    return torch.equal(found.tokens[control], found.tokens[0])

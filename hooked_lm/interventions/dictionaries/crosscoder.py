@@ -21,6 +21,7 @@ from hooked_lm.interventions.dictionaries.stream import Activations, Pair, Promp
 from hooked_lm.interventions.dictionaries.train import train_on
 from hooked_lm.interventions.dictionaries.training import TrainingConfig
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.weights.weight_scope import under_adapter
 from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, provenance
@@ -41,15 +42,16 @@ ONLY, ALIKE = 0.1, (0.3, 0.7)  # the share of a feature that is one model's alon
 class PairedActivations(NotebookRepr):
     """A stream of the vectors of two models at one site, side by side: [base, tuned] of the same token.
 
-    The arguments are those of `Activations`, for both models. Raises ValueError for models that read other tokens in the same
-    texts.
+    The arguments are those of `Activations`, for both models; `adapter` is a LoRA that is on for the runs of `tuned`. A buffer is
+    refused with a ValueError if the models read other tokens in its texts.
     """
 
-    def __init__(self, base: Decoder, tuned: Decoder, prompts: Prompts, site: Site, **options: Any) -> None:
+    def __init__(
+        self, base: Decoder, tuned: Decoder, prompts: Prompts, site: Site, *, adapter: Any = None, **options: Any
+    ) -> None:
         self.streams = [Activations(model, prompts, site, **options) for model in (base, tuned)]
-        first, second = (stream.inputs([0])[0] for stream in self.streams)
-        if isinstance(first, Tensor) and isinstance(second, Tensor) and not torch.equal(first.cpu(), second.cpu()):
-            raise ValueError("the models read other tokens in the same texts: give prompts as ids that both know")
+        self.adapter = adapter
+        self._check(self.streams[0].batches(0)[0])
 
     @property
     def site(self) -> str:
@@ -60,12 +62,25 @@ class PairedActivations(NotebookRepr):
         return f"PairedActivations(of '{self.site}', {len(self.streams[0].prompts)} prompts)"
 
     def fill(self, number: int) -> Pair:
-        base, tuned = (stream.fill(number)[0] for stream in self.streams)
-        both = torch.cat([base, tuned.to(base.device)], 1)
+        (base, tuned), batches = self.streams, self.streams[0].batches(number)
+        for rows in batches:
+            self._check(rows)
+        first = torch.cat([base.vectors(rows)[0] for rows in batches])
+        with under_adapter(tuned.model, self.adapter):
+            second = torch.cat([tuned.vectors(rows)[0] for rows in batches])
+        both = torch.cat([first, second.to(first.device)], 1)
         return both, both
 
+    def _check(self, rows: Sequence[int]) -> None:
+        """Raises ValueError if the models read other tokens in these prompts."""
+        first, second = (stream.inputs(rows)[0] for stream in self.streams)
+        if isinstance(first, Tensor) and isinstance(second, Tensor) and not torch.equal(first.cpu(), second.cpu()):
+            raise ValueError("the models read other tokens in the same texts: give prompts as ids that both know")
+
     def about(self) -> dict[str, Any]:
-        base, tuned = (stream.about() for stream in self.streams)
+        base = self.streams[0].about()
+        with under_adapter(self.streams[1].model, self.adapter):
+            tuned = self.streams[1].about()
         return {**tuned, "base": base["model"], "sites": [self.site], "sha256": [base["sha256"], tuned["sha256"]]}
 
 
@@ -259,6 +274,7 @@ def train_crosscoder(
     buffer_prompts: int = 256,
     batch_size: int = 32,
     skip: int = 0,
+    adapter: Any = None,
     seed: int = 0,
     progress: bool | None = None,
 ) -> Crosscoder:
@@ -274,6 +290,7 @@ def train_crosscoder(
         site: name or short name with layer, such as ("resid_post", 2).
         width, k: the number of features, and of the active ones of a token, on average.
         held_out: the fraction of the prompts on which it is measured, at least one.
+        adapter: a LoRA that is on for the runs of `tuned`, which may then be `base` itself; see `model.with_adapter`.
         steps, vectors_per_step, learning_rate, buffer_prompts, batch_size, skip, seed, progress: as for `train_dictionary`.
 
     Returns a Crosscoder, with `figures` of held-out prompts: the explained variance of either model, and the mean number of
@@ -305,13 +322,14 @@ def train_crosscoder(
         raise ValueError(f"{len(prompts)} prompts are too few to train on some and to measure on others")
     parts = [order[n_held:], order[:n_held]]
     train, rest = (prompts[part] if isinstance(prompts, Tensor) else [prompts[i] for i in part] for part in parts)
-    options = {"batch_size": batch_size, "skip": skip, "seed": seed}
+    options = {"batch_size": batch_size, "skip": skip, "adapter": adapter, "seed": seed}
     stream = PairedActivations(base, tuned, train, site, buffer_prompts=buffer_prompts, **options)
     d_model = stream.fill(0)[0].shape[1] // 2
     cfg = BatchTopKOfBoth.Config(d_in=2 * d_model, d_sae=width, k=k)
     settings = TrainingConfig(steps, vectors_per_step, learning_rate, seed=seed)
     sae = train_on(stream, cfg, settings, progress=progress).sae
     about = provenance(tuned, base=provenance(base)["model"], site=stream.site, steps=steps, k=k, seed=seed)
+    about |= {"adapter": None if adapter is None else str(adapter)}
     held = PairedActivations(base, tuned, rest, site, buffer_prompts=len(rest), **options).fill(0)[0]
     return Crosscoder(sae, stream.site, about, _figures(sae, held, about))
 

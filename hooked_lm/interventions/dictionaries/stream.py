@@ -129,10 +129,14 @@ class Activations:
             )
         self.buffer_prompts, self.batch_size, self.skip = min(buffer_prompts, len(prompts)), batch_size, skip
 
-    def fill(self, number: int) -> Pair:
+    def batches(self, number: int) -> list[list[int]]:
+        """The prompts of buffer `number`, of which each list runs together."""
         start, n = number * self.buffer_prompts, len(self.prompts)
         chosen = [self._order(i // n)[i % n] for i in range(start, start + self.buffer_prompts)]
-        parts = [self.vectors(chosen[i : i + self.batch_size]) for i in range(0, len(chosen), self.batch_size)]
+        return [chosen[i : i + self.batch_size] for i in range(0, len(chosen), self.batch_size)]
+
+    def fill(self, number: int) -> Pair:
+        parts = [self.vectors(rows) for rows in self.batches(number)]
         read = torch.cat([part[0] for part in parts])
         return read, read if len(self.sites) == 1 else torch.cat([part[1] for part in parts])
 

@@ -1,9 +1,12 @@
 """What identifies tensors and the weights of a model: hashes of their bytes."""
 
 import hashlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+
+from hooked_lm.models.weights.weight_scope import scoped_values
 
 
 def tensor_digest(value: Tensor) -> bytes:
@@ -16,9 +19,9 @@ def tensor_digest(value: Tensor) -> bytes:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """A hash of the names, types, shapes and numbers of a model's parameters and buffers."""
+    """A hash of the names, types, shapes and numbers of a model's parameters and buffers, as they are under open adapters."""
     whole = hashlib.sha256()
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in _weights(model):
         whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + tensor_digest(tensor))
     return whole.hexdigest()
 
@@ -26,7 +29,7 @@ def weights_digest(model: nn.Module) -> str:
 def sampled_digest(model: nn.Module, n: int = 1024) -> str:
     """A hash as `weights_digest`, of at most `n` evenly spaced numbers of each tensor: quick for many gigabytes, too."""
     whole = hashlib.sha256()
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+    for name, tensor in _weights(model):
         whole.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         if tensor.layout != torch.strided or tensor.is_meta:
             whole.update(tensor_digest(tensor))
@@ -35,3 +38,12 @@ def sampled_digest(model: nn.Module, n: int = 1024) -> str:
         index = torch.unravel_index(places, tensor.shape) if tensor.ndim else ()
         whole.update(tensor_digest(tensor.detach()[tuple(axis.to(tensor.device) for axis in index)]))
     return whole.hexdigest()
+
+
+@torch.no_grad()
+def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, with the values that they have in this context, and the buffers."""
+    inside = dict(scoped_values(model))
+    for name, weight in model.named_parameters():
+        yield name, inside.get(name, weight)
+    yield from model.named_buffers()

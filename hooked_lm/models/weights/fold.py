@@ -28,6 +28,7 @@ from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.weights.quantize import refuse_quantized
 from hooked_lm.models.weights.state import load_state, make_biases, sync_config
+from hooked_lm.models.weights.weight_scope import refuse_open_scopes
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ def _once(rewrite: Rewrite) -> Callable[..., None]:
     @wraps(rewrite)
     @torch.no_grad()
     def apply(model: HookedRootModule, **options: bool) -> None:
+        refuse_open_scopes(model, rewrite.__name__)
         refuse_quantized(
             model, rewrite.__name__, "fold the weights before quantize(), as from_pretrained does by default"
         )

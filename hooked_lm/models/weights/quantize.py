@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.axes import Axes, axes_of
 from hooked_lm.extras import quiet_torchao
 from hooked_lm.models.weights.quantized_weight import QuantizedWeight
+from hooked_lm.models.weights.weight_scope import refuse_open_scopes
 
 if TYPE_CHECKING:
     from torchao.core.config import AOBaseConfig
@@ -75,6 +76,7 @@ class QuantizeMethods:
 @torch.no_grad()
 def quantize(model: nn.Module, config: "str | AOBaseConfig") -> Quantized:
     """Quantises the weights of a model in place; see `QuantizeMethods.quantize`."""
+    refuse_open_scopes(model, "quantize()")
     refuse_quantized(model, "quantize()", "to quantise it in another way, load the model again")
     _check_config(config)
     plan, left = _planned(model, config)

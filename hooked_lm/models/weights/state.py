@@ -22,6 +22,7 @@ from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.weights.foreign_state_dict import TABLES, to_native_names
 from hooked_lm.models.weights.quantize import refuse_quantized
+from hooked_lm.models.weights.weight_scope import refuse_open_scopes
 
 # Config flag -> {bias: its weight}; one flag covers all biases of a group that a module with this flag has.
 BIASES = {
@@ -42,6 +43,7 @@ def load_state(model: HookedRootModule, state_dict: dict[str, Tensor]) -> None:
     are created, unless all zeros. A `W_U` that differs from `W_E` unties the unembedding, and replaces a factored one.
     Raises ValueError, before any change, for other missing or unexpected names and for different shapes.
     """
+    refuse_open_scopes(model, "loading a state dict")
     refuse_quantized(model, "loading a state dict", "load other weights into a model before quantize()")
     given = to_native_names(model, state_dict)
     _check_fit(model, given)

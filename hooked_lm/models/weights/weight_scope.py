@@ -8,6 +8,7 @@ The parameters themselves do not change: `named_parameters`, `state_dict` and sa
 import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, runtime_checkable
@@ -74,7 +75,7 @@ class WeightScope:
     """The context manager in which some weights of a model have other values; `model` is what `with` gives.
 
     Scopes nest: an inner one changes the values of the outer one. A value that needs no gradients is computed once in a scope,
-    at its first use, and freed with it.
+    at its first use, and freed with it, also with what was edited in it in place.
     """
 
     def __init__(
@@ -125,6 +126,11 @@ class WeightScope:
         for kept in (self._of, self._known, self._dicts):
             kept.clear()
 
+    @property
+    def n_edits(self) -> int:
+        """How often the tensors of its changes were edited in place."""
+        return sum(_version(of) for _, changes in self.changes.values() for change in changes for of in change.tensors)
+
     def value(self, weights: ScopedWeights, name: str, weight: Tensor) -> Tensor:
         """What a weight is in this scope."""
         key = id(weights), name
@@ -153,6 +159,27 @@ _open: ContextVar[tuple[WeightScope, ...]] = ContextVar("open_weight_scopes", de
 def open_scopes(model: nn.Module) -> list[WeightScope]:
     """The scopes of a model that are open in this context, outermost first."""
     return [scope for scope in _open.get() if scope._is_open and scope.model is model]
+
+
+def under_adapter(model: Any, adapter: Any) -> AbstractContextManager[Any]:
+    """The scope of an adapter; one that does nothing for None."""
+    if adapter is None:
+        return nullcontext()
+    if not hasattr(model, "with_adapter"):
+        raise ValueError(
+            f"a {type(model).__name__} has no with_adapter: load the model with HookedTransformer.from_pretrained"
+        )
+    scope: AbstractContextManager[Any] = model.with_adapter(adapter)
+    return scope
+
+
+def refuse_open_scopes(model: nn.Module, what: str) -> None:
+    """Raises ValueError for what rewrites weights in place while a scope is open: it would write the values of the scope."""
+    if scopes := open_scopes(model):
+        raise ValueError(
+            f"{what} rewrites the weights in place, and {scopes[-1].name} is switched on: what is written would stay in them "
+            "after the `with` block, or be lost with it. Do so outside of the block"
+        )
 
 
 def scoped_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

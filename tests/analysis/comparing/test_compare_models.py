@@ -1,14 +1,17 @@
 """Two models on the same prompts: sums that are exact, a planted topic that is read, and controls in which it is not."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 
 import hooked_lm
 from hooked_lm import HookedTransformer
-from hooked_lm.analysis import ModelComparison, compare_models
+from hooked_lm.analysis import ModelComparison, TunedLens, compare_models
+from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.demo import corpus, finetunes, verbalizer
 from tests.close import assert_close
 from tests.models.toys import toy
@@ -69,6 +72,35 @@ def test_numbers_are_those_of_plain_runs(model: HookedTransformer, other: Hooked
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.every_parameter
+def test_a_prompt_without_later_positions_does_not_change_what_is_counted_of_others(
+    model: HookedTransformer, other: HookedTransformer, batch_size: int
+):
+    some, n = [*texts(2), "Mary was ill,"], 5
+    assert model.to_tokens(some[-1]).shape[1] == n
+    found = compare_models(model, other, some, n_positions=n, batch_size=batch_size)
+    ends = torch.tensor([model.to_tokens(text).shape[1] for text in some]).cumsum(0).tolist()
+    per_prompt = [found.token_kl[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    expected = torch.stack([(kl[n:] if len(kl) > n else kl).mean() for kl in per_prompt])
+    assert_close(found.kl.values[n], expected, depth=64, scale=1.0)
+
+
+@torch.no_grad()
+def test_probabilities_of_one_prompt_at_a_time_are_in_memory(model: HookedTransformer, monkeypatch: pytest.MonkeyPatch):
+    shapes, plain = [], torch.Tensor.log_softmax
+
+    def recorded(value: torch.Tensor, dim: int) -> torch.Tensor:
+        shapes.append(value.shape)
+        return plain(value, dim)
+
+    monkeypatch.setattr(torch.Tensor, "log_softmax", recorded)
+    compare_models(model, model, texts(3), batch_size=3)
+    assert len(shapes) == 6
+    assert all(len(shape) == 2 for shape in shapes)
+
+
+@torch.no_grad()
 def test_a_model_does_not_differ_from_itself(model: HookedTransformer):
     found = compare_models(model, model, texts(5), answers=WORDS)
     assert not found.differences.any()
@@ -76,6 +108,45 @@ def test_a_model_does_not_differ_from_itself(model: HookedTransformer):
     assert found.topic is not None
     assert torch.equal(found.topic.values[0], torch.full_like(found.topic.values[0], 0.5))  # all tokens are tied
     assert repr(found) == "ModelComparison(5 prompts; no difference: the values and the predictions are the same)"
+
+
+@torch.no_grad()
+def test_answers_are_strings_or_ids_and_are_counted_one_by_one(model: HookedTransformer, other: HookedTransformer):
+    some, (first, second) = texts(2), (model.to_single_token(word) for word in (" Paris", " Rome"))
+    options: dict[str, Any] = {"n_positions": 2, "layers": [1, 3]}
+    expected = compare_models(model, other, some, answers=[" Paris", " Rome"], **options).topic
+    assert expected is not None
+    assert dict(expected.axes)["answer"] == (" Paris", " Rome")
+    assert expected.n_prompts == 1  # a word is no prompt: it is of the mean over these
+    for answers in ([first, " Rome"], torch.tensor([first, second]), [" Paris", " Rome", second]):
+        found = compare_models(model, other, some, answers=answers, **options).topic
+        assert found is not None
+        assert torch.equal(found.values, expected.values)
+        assert found.axes == expected.axes
+    alone = compare_models(model, other, some, answers=" Rome", wrong_answers=first, **options).topic
+    assert alone is not None
+    assert alone.mean.shape == (2, 2, 2, 1)
+
+
+@torch.no_grad()
+def test_differences_are_read_by_another_lens(model: HookedTransformer, other: HookedTransformer):
+    some, plain = texts(2), compare_models(model, other, texts(2), answers=" Paris")
+    identity = TunedLens.identity(other)
+    same = compare_models(model, other, some, answers=" Paris", lens=identity)
+    assert torch.equal(same.lens_tokens, plain.lens_tokens)
+    lens = replace(identity, A=torch.randn(identity.A.shape), b=torch.randn(identity.b.shape))
+    found = compare_models(model, other, some, answers=" Paris", lens=lens)
+    for layer, position in ((0, 2), (3, 4)):
+        zero = torch.zeros_like(found.vector(layer, position))
+        read = [decode(other, lens(of[None], layer)) for of in (found.vector(layer, position), zero)]
+        assert (read[0] - read[1])[0].argmax() == found.lens_tokens[layer, position, 0]
+    assert found.topic is not None
+    assert plain.topic is not None
+    assert not torch.equal(found.topic.values, plain.topic.values)
+    assert (plain.about["lens"], found.about["lens"]) == ("logit lens", "tuned lens")
+    assert "by the tuned lens" in found.plot().layout.title.text
+    with pytest.raises(ValueError, match="trained on 'resid_pre'"):
+        compare_models(model, other, some, lens=TunedLens.identity(other, site="resid_pre"))
 
 
 @torch.no_grad()
@@ -121,6 +192,10 @@ def test_models_that_cannot_be_compared(model: HookedTransformer):
     for wrong, message in (
         ({"prompts": []}, "prompts is empty"),
         ({"n_positions": 0}, "n_positions must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"answers": []}, "answers is empty"),
+        ({"answers": " festival doctor"}, "festival doctor"),
+        ({"wrong_answers": [" doctor"]}, "wrong_answers are what answers are compared with"),
         ({"k": 0}, "k must be from 1"),
         ({"layers": None}, "layers must be 'each' or some"),
     ):

@@ -1,5 +1,6 @@
 """A vector in the slot of a prompt: the same edit in plain runs, at a known dose, beside controls; and a trained verbalizer."""
 
+import warnings
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 import hooked_lm
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis import patchscope, verbalize
-from hooked_lm.analysis.reading.verbalize import Verbalization
+from hooked_lm.analysis.reading.verbalize import Verbalization, _begins, _warn_if_as_well
 from hooked_lm.demo import verbalizer
 from hooked_lm.hub import LoRA
 from hooked_lm.models.twins import twin_of
@@ -86,6 +87,44 @@ def test_controls_have_the_norm_of_the_vectors_and_are_warned_of(model: HookedTr
         verbalize(model, words(model, " Spain"), SPAIN, " Spain", scale="keep", control="auto", max_new_tokens=1)
 
 
+@pytest.mark.parametrize("same", ["shuffled", "random"])
+def test_a_control_that_says_the_same_is_warned_of(same: str):
+    reads = ("vector", "no vector", "shuffled", "random")
+    tokens = torch.arange(8).view(4, 2, 1)
+    tokens[reads.index(same)] = tokens[0]
+    found = Verbalization(tokens, [["a", "b"]] * 4, reads, torch.ones(2), ("0", "1"), None, {})
+    with pytest.warns(
+        UserWarning, match=rf"the control \({same}\) does as well: each of its texts is that of the vector"
+    ):
+        _warn_if_as_well(found)
+    found.tokens[reads.index(same), 1] = 9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _warn_if_as_well(found)
+
+
+@quiet
+def test_answers_are_text_or_ids_whatever_their_punctuation(model: HookedTransformer):
+    vectors, paris = words(model, " France", " Italy"), model.to_single_token(" Paris")
+    options: dict[str, Any] = {"scale": "keep", "max_new_tokens": 2, "control": None}
+    rome = model.to_single_token(" Rome")
+    for answers, share in (
+        ([" Paris", " Rome"], 1.0),
+        (["Paris.", "Rome,"], 1.0),
+        ([paris, rome], 1.0),
+        (torch.tensor([paris, rome]), 1.0),
+        (paris, 0.5),
+        (" Rome", 0.5),
+    ):
+        for given in (vectors, list(vectors)):
+            found = verbalize(model, given, SPAIN, " Spain", answers=answers, **options)
+            assert found.texts[0] == [" Paris.", " Rome."]
+            assert found.accuracy is not None
+            assert found.accuracy.mean.tolist() == [share]
+    assert not _begins(" Paris.", ".")
+    assert _begins(" ... Paris", "...")
+
+
 @quiet
 def test_a_result_is_a_table_and_a_file(model: HookedTransformer, tmp_path: Path):
     pytest.importorskip("pandas")
@@ -124,7 +163,10 @@ def test_a_result_is_a_table_and_a_file(model: HookedTransformer, tmp_path: Path
         ({"vectors": torch.zeros(4)}, "reads .vector, 128."),
         ({"vectors": torch.zeros(128)}, "no direction"),
         ({"scale": 0.0}, "scale must be positive"),
-        ({"scale": "kept"}, "scale must be positive, 'keep' or None"),
+        ({"scale": float("inf")}, "scale must be positive and finite"),
+        ({"answers": " Paris, Rome", "max_new_tokens": 1}, "'.Paris, Rome' has 2 tokens, and max_new_tokens=1"),
+        ({"answers": " "}, "the answer ' ' has no words"),
+        ({"scale": "kept"}, "scale must be positive and finite, 'keep' or None"),
         ({"how": "put"}, "how must be 'replace' or 'add'"),
         ({"answers": ["a", "b"]}, "1 vectors and 2 answers"),
         ({"labels": ["a", "b"]}, "1 vectors and 2 labels"),
@@ -180,6 +222,5 @@ def test_the_bundled_verbalizer_reads_what_the_texts_say(model: HookedTransforme
     assert of_twin.accuracy is not None
     assert without.accuracy is not None
     share, *controls = found.accuracy.mean.tolist()
-    majority = max(answers.count(answer) for answer in set(answers)) / len(answers)
     assert share > 0.9
-    assert max(*controls, of_twin.accuracy.mean.item(), without.accuracy.mean.item()) < majority + 0.25
+    assert max(*controls, of_twin.accuracy.mean.item(), without.accuracy.mean.item()) < 0.3

@@ -1,7 +1,9 @@
 """Crosscoders: features that were planted in one model or in both are found, and a model compared with itself shares all."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +11,12 @@ from torch import Tensor
 
 import hooked_lm
 from hooked_lm import HookedTransformer
+from hooked_lm.demo import verbalizer
 from hooked_lm.demo.corpus import training_text
+from hooked_lm.hub import LoRA
 from hooked_lm.interventions.dictionaries import (
     ActivationBatches,
+    Activations,
     BatchTopK,
     Crosscoder,
     PairedActivations,
@@ -116,6 +121,38 @@ def test_vectors_of_both_models_are_of_the_same_tokens(model: HookedTransformer)
         ]
         assert_close(both[:, 128 * number :][:, :128], torch.cat(own), depth=64)
     assert stream.site == "blocks.1.hook_resid_post"
+
+
+def test_an_adapter_is_on_for_the_tuned_model_alone(model: HookedTransformer):
+    site, lora = ("resid_post", 1), LoRA.load(verbalizer.PATH)
+    options: dict[str, Any] = {"buffer_prompts": 6, "batch_size": 3}
+    both = PairedActivations(model, model, TEXTS, site, adapter=lora, **options)
+    plain = Activations(model, TEXTS, site, **options)
+    with model.with_adapter(lora):
+        tuned = plain.fill(0)[0]
+    assert_close(both.fill(0)[0], torch.cat([plain.fill(0)[0], tuned], 1), depth=64)
+    first, second = both.about()["sha256"]
+    assert first == plain.about()["sha256"] != second
+    options = {"width": 16, "k": 2, "steps": 2, "vectors_per_step": 16, "progress": False}
+    found = train_crosscoder(model, model, TEXTS[:8], site=site, adapter=verbalizer.PATH, **options)
+    assert found.about["adapter"] == str(verbalizer.PATH)
+    assert not torch.equal(*found.directions)
+
+
+def test_other_tokens_in_any_text_are_refused(model: HookedTransformer, monkeypatch: pytest.MonkeyPatch):
+    twin, texts = model.untrained(), TEXTS[:8]
+    stream = PairedActivations(model, twin, texts, ("resid_post", 1), buffer_prompts=4, batch_size=2)
+    last, plain = stream.streams[0].batches(1)[-1][-1], stream.streams[1].inputs
+
+    def other(rows: Sequence[int]) -> Any:
+        tokens, mask = plain(rows)
+        assert isinstance(tokens, Tensor)
+        return tokens + torch.tensor([row == last for row in rows])[:, None], mask
+
+    monkeypatch.setattr(stream.streams[1], "inputs", other)
+    stream.fill(0)
+    with pytest.raises(ValueError, match="the models read other tokens in the same texts"):
+        stream.fill(1)
 
 
 def test_a_model_and_itself_share_all_features(model: HookedTransformer, tmp_path: Path):
