@@ -59,7 +59,8 @@ class AttributionGraph(Tabular):
         directions: [target, width], what each target reads, 0 beyond the width of its site.
         reads: the site and the position that each target reads; "" for the input of the unembedding.
         agreement: exact ablations of features in the model, beside what this graph predicts.
-        control: scores and agreement of a graph of the untrained twin, for the same prompt.
+        control: scores and agreement of a graph of the untrained twin, for the same prompt; of transcoders only with some that
+            were trained on the twin.
 
     Raises ValueError for shapes that do not fit and for supernodes with unknown nodes.
     """

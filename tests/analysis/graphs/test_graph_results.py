@@ -282,14 +282,6 @@ def test_few_nodes_have_no_interval() -> None:
     assert_close(found.slope, 2.0)
 
 
-@pytest.mark.slow
-def test_the_twin_is_beside() -> None:
-    model = tiny()
-    graph = quick(model, TOKENS, max_nodes=10, check=4, control="untrained")
-    assert set(graph.control) == {"replacement", "completeness", "correlation"}
-    assert "untrained twin: replacement" in repr(graph)
-
-
 # ---- supernodes ------------------------------------------------------------------------------------------------------
 
 
