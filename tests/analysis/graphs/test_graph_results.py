@@ -102,6 +102,18 @@ def test_shares_decide_how_much_is_kept() -> None:
         whole.pruned(nodes=1.5)
 
 
+def test_scores_of_a_pruned_graph_are_those_of_the_whole(tmp_path: Path) -> None:
+    """Pruning moves errors to `others`: by itself the part has scores that mean nothing."""
+    whole = graph_of()
+    small = whole.pruned(0.5).pruned(0.9)
+    assert_apart(replace(small, about={}).scores["replacement"], whole.scores["replacement"])
+    assert small.scores == whole.scores
+    small.save(tmp_path / "graph")
+    assert hooked_lm.load(tmp_path / "graph").scores == whole.scores
+    groups = random_graph(1).grouped({"kept": [6, 7], "gone": [0]})
+    assert set(groups.pruned(0.3).supernodes) <= {"kept"}
+
+
 def test_scores_of_a_graph_without_errors_are_one() -> None:
     assert_close([*random_graph(3, n_errors=0).scores.values()], [1.0, 1.0])
     scores = graph_of().scores
