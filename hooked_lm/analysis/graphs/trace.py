@@ -91,8 +91,8 @@ def attribution_graph(
         max_memory: the memory that the edges and the backward passes may take, besides the model.
 
     Returns an AttributionGraph. Raises TypeError for another model and for both targets and answers; ValueError for several
-    prompts, for `control="untrained"` with transcoders, for a part of the model that is not linear while patterns and norms are constant (experts in a graph of neurons,
-    gated attention, mixers), by its name, and for numbers out of range.
+    prompts, for `control="untrained"` with transcoders, for a part of the model that is not linear while patterns and norms are
+    constant (experts in a graph of neurons, gated attention, mixers), by its name, and for numbers out of range.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -168,8 +168,10 @@ def _control(
     graph: AttributionGraph,
     same: dict[str, Any],
 ) -> dict[str, float]:
-    """The scores of a graph of the untrained twin with as many nodes and the same settings, and its agreement with the twin; empty
-    without a twin."""
+    """The scores of a graph of the untrained twin with as many nodes and the same settings, and its agreement with the twin.
+
+    Empty without a twin.
+    """
     of_twin = control if isinstance(control, LayerTranscoders) else None
     if transcoders is not None and of_twin is None:
         return {}
@@ -220,7 +222,7 @@ def _graph(model: Decoder, rows: EdgeRows, about: dict[str, Any]) -> Attribution
     )
     errors = error_of_sums(adjacency[ends], biases[ends], others[ends], totals[ends])
     names = [found.names[node] for node in ends.tolist()]
-    check_sums(errors, names, sources.frozen.values[FINAL].dtype)
+    check_sums(errors, names, sources.eps)
     strongest = found.influence[: len(kept)].topk(min(N_DIFFERENCES, len(kept))).indices.tolist()
     differences = error_of_differences(sources, targets, kept, strongest, adjacency[ends])
     return replace(found, completeness={"sums": float(errors.max()), "differences": differences})

@@ -88,24 +88,22 @@ class PromptJacobians:
 
     def of(self, text: TextBatch) -> PromptJacobian | None:
         """The Jacobians of one text; None if no position of it counts. Raises FloatingPointError if they are not finite."""
-        n_pos = text.tokens.shape[1]
-        if n_pos < self.skip + 2:  # the first are left out, and the last
+        n_pos, real = text.tokens.shape[1], text.real[0].nonzero().flatten()
+        if len(real) < self.skip + 2:  # the first are left out, and the last
             return None
         live = self._run(text, n_rows := self.n_rows(n_pos))
         lengths = torch.stack([live[site][0].detach().double().norm(dim=-1) for site in self.sites])  # [layer, pos]
-        medians = lengths.median(1, keepdim=True).values
-        is_sink = torch.zeros(n_pos, dtype=torch.bool, device=lengths.device)
-        if self.sinks is not None:
-            is_sink = (lengths > self.sinks * medians).any(0)
-        counts = ~is_sink
-        counts[: self.skip] = counts[-1] = False
-        n_sinks = int(is_sink[self.skip : -1].sum())
-        if not counts.any():
+        medians = lengths[:, real].median(1, keepdim=True).values
+        inner = real[self.skip : -1].to(lengths.device)
+        limit = torch.inf if self.sinks is None else self.sinks
+        is_sink = (lengths[:, inner] > limit * medians).any(0)
+        counts = inner[~is_sink]
+        if not len(counts):
             return None
-        J = torch.cat([*self._rows(live, counts.nonzero().flatten(), n_rows)], 1)
+        J = torch.cat([*self._rows(live, counts, n_rows)], 1)
         if not bool(J.isfinite().all()):
             raise FloatingPointError(f"the Jacobian of a prompt of {n_pos} tokens is not finite; nothing is returned")
-        return PromptJacobian(J, medians.flatten().cpu(), int(counts.sum()), n_sinks)
+        return PromptJacobian(J, medians.flatten().cpu(), len(counts), int(is_sink.sum()))
 
     def _run(self, text: TextBatch, n_rows: int) -> dict[str, Tensor]:
         """The values at all sites in `n_rows` equal rows, with a graph that begins at the first site."""

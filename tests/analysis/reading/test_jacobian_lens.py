@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm import HookedTransformer, HookedTransformerConfig, VisionInputs
 from hooked_lm.analysis import BackwardRules, JacobianLens, fit_jacobian_lens, logit_lens
 from hooked_lm.analysis.reading.jacobians import PromptJacobian, PromptJacobians
 from hooked_lm.hooks import HookPoint
@@ -18,6 +18,7 @@ from hooked_lm.models.twins import twin_of
 from hooked_lm.results import stored
 from tests.analysis.reading.test_lens import linear_model
 from tests.close import GRADIENT, assert_apart, assert_close, assert_near, is_close
+from tests.models.vision.test_toy import IMAGE, pixels, toy
 
 TEXTS = [f"The capital of {name} is" for name in ("France", "Spain", "Italy", "Greece", "Egypt")]
 WIDTH = 6
@@ -245,6 +246,22 @@ def test_sinks_are_left_out_and_said():
     assert (found.about["positions"], every.about["positions"]) == (4, 5)
     assert "without 1 first position and 1 sink" in repr(found)
     assert_apart(found.J[0], every.J[0])
+
+
+def test_padding_counts_for_nothing():
+    """A prompt of images and text gives the same lens with padding on its left."""
+    model, tokens = toy(), torch.tensor([[1, *[IMAGE] * 4, 2, 3, 10]])
+    images = {"pixel_values": pixels(1)}
+    padded = torch.nn.functional.pad(tokens, (5, 0))
+    mask = torch.nn.functional.pad(torch.ones_like(tokens), (5, 0))
+    whole, with_padding = (
+        fit_jacobian_lens(model, inputs, skip=2, held_out=0)
+        for inputs in (VisionInputs(tokens, images), VisionInputs(padded, images, mask))
+    )
+    assert whole.about["positions"] == with_padding.about["positions"] == 8 - 2 - 1
+    assert_close(with_padding.J, whole.J, depth=GRADIENT)
+    assert_close(with_padding.lengths, whole.lengths, depth=GRADIENT)
+    assert_apart(whole.J[0], torch.eye(24))
 
 
 def test_prompts_without_positions_are_warned_of_or_refused(demo: HookedTransformer):
