@@ -132,6 +132,12 @@ class AttributionGraph(Tabular):
         start = self.kinds.index(kind) if kind in self.kinds else 0
         return slice(start, start + self.kinds.count(kind))
 
+    @property
+    def target_positions(self) -> list[int]:
+        """The position that each target reads; the last one if the graph does not say it."""
+        n = len(self.tokens)
+        return [position % n for _, position in self.reads] if self.reads else [n - 1] * len(self.targets)
+
     def node(self, name: str | int) -> int:
         """The number of a node, by its name or number. Raises ValueError for a node that there is not."""
         if isinstance(name, int) and -self.n_nodes <= name < self.n_nodes:
