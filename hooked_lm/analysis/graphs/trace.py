@@ -106,6 +106,8 @@ def attribution_graph(
     _check_control(control, transcoders)
     tokens = one_prompt(model, prompt, "prompt")
     _check_numbers(tokens, targets, answers, n_logits, probability, position, max_nodes, round_size, constant_positions)
+    if check < 0:
+        raise ValueError(f"check must be at least 0, the number of features that are ablated, got {check}")
     constant = _n_constant(model, tokens) if constant_positions is None else constant_positions
     given = _as_list(model, targets, tokens.shape[1])
     sites = [each.site for each in given or () if isinstance(each, Target) and each.site is not None]
@@ -202,6 +204,12 @@ def _graph(model: Decoder, rows: EdgeRows, about: dict[str, Any]) -> Attribution
     biases[ends] = biases_of(sources, targets, kept)
     totals[ends] = torch.cat([sources.totals[kept], targets.reads(sources.frozen.values)])
     ids = sources.frozen.tokens[0].cpu()
+    for target, into, rest in zip(targets.targets, adjacency[n - n_targets :], others[n - n_targets :], strict=True):
+        if not bool(into.any()) and not bool(rest):
+            raise ValueError(
+                f"target {target.name!r} depends on no token, feature or error: its direction is 0, or its site is computed "
+                "before the blocks; choose a site of a block"
+            )
     found = AttributionGraph(
         features=sources.features[kept],
         errors=sources.errors,

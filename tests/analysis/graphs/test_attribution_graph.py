@@ -297,6 +297,12 @@ def test_any_site_is_a_target(site: str) -> None:
          {"targets": Target("x", torch.ones(5), "blocks.0.hook_resid_post")}),
         (ValueError, "is at position 9", {"targets": Target("x", torch.ones(16), position=9)}),
         (ValueError, "control must be", {"control": "twin"}),
+        (ValueError, "check must be at least 0", {"check": -3}),
+        (ValueError, "right and the wrong answer are the same", {"answers": (4, 4)}),
+        (ValueError, "two targets have the name", {"targets": [4, 9, 4]}),
+        (ValueError, "the weight of target 'x' must be above 0", {"targets": Target("x", torch.ones(16), weight=0.0)}),
+        (ValueError, "'x' depends on no token", {"targets": Target("x", torch.ones(16), "hook_embed")}),
+        (ValueError, "'x' depends on no token", {"targets": Target("x", torch.zeros(16))}),
     ],
 )  # fmt: skip
 def test_wrong_arguments(error: type[Exception], match: str, arguments: dict[str, Any]) -> None:
