@@ -46,6 +46,10 @@ class TargetReads:
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = list(targets)
         names = [target.name for target in self.targets]
+        if self.targets and not bool(self.weights.sum() > 0):
+            raise ValueError(
+                f"the targets, {', '.join(map(repr, names))}, have probabilities of 0: give a Target, which has a weight"
+            )
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"two targets have the name {twice[0]!r}: give each its own, and each token once")
         self.sites = [target.site or FINAL for target in self.targets]

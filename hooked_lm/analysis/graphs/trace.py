@@ -143,7 +143,9 @@ def attribution_graph(
         nodes = [names[place] for place in drawn.tolist()]
         measured = intervene(model, found, transcoders, nodes=nodes, seed=seed, max_memory=max_memory)
         found = replace(found, agreement=measured)
-    same = {"targets": given or [int(token) for token in found.target_ids]} if answers is None else {"answers": answers}
+    same: dict[str, Any] = {"answers": answers}
+    if answers is None:
+        same = {"targets": given or [int(token) for token in found.target_ids]}
     same |= {"position": position, "round_size": round_size, "check": check, "seed": seed, "max_memory": max_memory}
     return replace(found, control=_control(model, tokens, transcoders, control, found, same))
 

@@ -48,7 +48,8 @@ def load_circuit_tracer(
     """
     path = Path(path)
     listed = _listed(path)
-    return _from_disk(path, site, site_out, listed and [_on_disk(file, path, download) for file in listed])
+    files = None if listed is None else [_on_disk(file, path, download) for file in listed]
+    return _from_disk(path, site, site_out, files)
 
 
 @stored.names_the_file

@@ -254,6 +254,11 @@ def test_targets_are_the_most_likely_tokens() -> None:
     assert earlier.target_ids[0] == model(TOKENS)[0, 3].argmax()
 
 
+def test_targets_that_count_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="the targets, 'x', have probabilities of 0"):
+        TargetReads([Target("x", torch.ones(16), weight=0.0)])
+
+
 def test_a_difference_is_the_difference_of_edges() -> None:
     model, found, graph = both("gated")
     difference = quick(model, TOKENS, found, answers=(4, 9))
