@@ -6,7 +6,8 @@ Two files for the four MLPs of the bundled model, on texts of `hooked_lm.demo.co
 (`transcoders.safetensors`), and a cross-layer transcoder (`cross_layer_transcoder.safetensors`). Both are BatchTopK, which is
 JumpReLU after training; matrices are stored in bfloat16. `transcoders.json` has their figures on held-out texts, beside those of
 random and of PCA transcoders, of the best linear map, and of transcoders trained in the same way on the untrained twin of
-the model. Two to three minutes on one CPU thread for each of the four.
+the model; and, if both were trained, those of attribution graphs of six prompts, of features and of neurons. Two to three
+minutes on one CPU thread for each of the four.
 """
 
 import argparse
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
+from hooked_lm.analysis import attribution_graph
 from hooked_lm.demo.corpus import training_text
+from hooked_lm.demo.tasks import pairs
 from hooked_lm.interventions.dictionaries import (
     ActivationBatches,
     Activations,
@@ -94,6 +97,32 @@ def measured(model: HookedTransformer, texts: list[str], transcoders: LayerTrans
     }
 
 
+def graphs(
+    model: HookedTransformer, own: LayerTranscoders | None, of_twin: LayerTranscoders | None, n_prompts: int = 6
+) -> dict[str, float]:
+    """The means of attribution graphs of prompts with indirect objects, beside those of the untrained twin."""
+    task, found = pairs("indirect_object", n_prompts, model=model), []
+    for prompt, *answers in zip(task.clean, task.answers, task.wrong_answers, strict=True):
+        graph = attribution_graph(
+            model,
+            prompt,
+            own,
+            answers=tuple(answers),
+            max_nodes=500,
+            check=30,
+            control=of_twin or "untrained",
+            progress=False,
+        )
+        found.append({
+            "correlation": graph.agreement.correlation["correlation"],
+            "correlation, placebo": graph.agreement.placebo_correlation["correlation"],
+            f"correlation, {TWIN}": graph.control["correlation"],
+            "replacement": graph.scores["replacement"],
+            f"replacement, {TWIN}": graph.control["replacement"],
+        })  # fmt: skip
+    return {name: round(sum(each[name] for each in found) / len(found), 3) for name in found[0]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="hooked_lm/demo")
@@ -120,6 +149,7 @@ def main() -> None:
     figures = Path(options.out, "transcoders.json")
     found_before = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else {}
     report: dict[str, Any] = {**found_before, "layers": [*range(model.cfg.n_layers), "all"], "settings": settings}
+    made: dict[bool, list[LayerTranscoders]] = {False: [], True: []}
     for name in options.models:
         one = model if name == "demo" else model.untrained(seed=0).eval()
         data, new = vectors(one, texts), vectors(one, held_out)
@@ -133,6 +163,10 @@ def main() -> None:
                 for weight in found.parameters():
                     weight.data = weight.data.bfloat16() if weight.ndim == 2 else weight.data
                 found.save(Path(options.out) / FILES[across])
+            made[across].append(found.float().eval())
+    if options.models == ["demo", TWIN]:
+        report["graphs"] = {NAMES[across]: graphs(model, *sets) for across, sets in made.items()}
+        report["graphs"]["neurons"] = graphs(model, None, None)
     figures.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

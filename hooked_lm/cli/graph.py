@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hooked_lm.analysis.graphs import AttributionGraph
 
 FORMATS = {"influence": ".4f", "activation": ".2f"}
+OF_WHAT = {"sums": "the sizes of what is summed", "differences": "the largest edge out of a node"}
 
 
 @command(
@@ -111,7 +112,7 @@ def _show(found: "AttributionGraph", small: "AttributionGraph", k: int) -> "pd.D
     shown("nodes", f"{small.n_nodes:,} of {found.n_nodes:,}")
     shown("edges", f"{small.n_edges:,} of {found.n_edges:,}")
     for name, value in found.completeness.items():
-        shown(f"{name} exact to", f"{value:.0e} of the largest total")
+        shown(f"{name} exact to", f"{value:.0e} of {OF_WHAT[name]}")
     for name, value in found.scores.items():
         shown(f"{name} score", f"{value:.2f}")
     if found.agreement is not None:

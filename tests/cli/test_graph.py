@@ -34,7 +34,8 @@ def test_a_graph_in_text_and_json(tmp_path: Path) -> None:
     assert "Influence shown" in page.read_text(encoding="utf-8")
     shown = call("graph", "demo", PROMPT, "--answers", " Mary, John", *FAST, "--k", 3).output
     assert f"nodes  {found['n_nodes']} of {found['of_nodes']}" in shown
-    assert re.search(r"sums exact to  \de-0[678] of the largest total", shown)
+    assert re.search(r"sums exact to  \de-0[678] of the sizes of what is summed", shown)
+    assert re.search(r"differences exact to  \de-0[4-7] of the largest edge out of a node", shown)
     assert len(re.findall(r"│ (?:token|error|feature) │", shown)) == 3
 
 
@@ -43,7 +44,9 @@ def test_transcoders_of_a_file(tmp_path: Path) -> None:
     transcoders(model, "topk").save(tmp_path / "transcoders")
     found = from_json("graph", "demo", PROMPT, "--transcoders", tmp_path / "transcoders", *FAST)
     assert found["unit"] == "feature"
-    assert all("F" in node["name"] for node in found["nodes"] if node["kind"] == "feature")
+    kept = [node for node in found["nodes"] if node["kind"] == "feature"]
+    assert 0 < len(kept) <= 15
+    assert all(0 <= node["index"] < 20 for node in kept), "an index of a neuron would be up to 512"
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,8 @@ TOOLS = mutants({
          "*scales_out[place : place + sae.cfg.n_outputs])", "*[scales_out[place]] * sae.cfg.n_outputs)"),
     ],
     "interventions/dictionaries/circuit_tracer.py": [
+        ("the revision of a listed file is lost", "interventions/dictionaries/test_transcoders.py::have_their_revision",
+         '**({"revision": revision} if revision else {})', "**{}"),
         ("a skip connection is written as it is",
          "interventions/dictionaries/test_transcoders.py::circuit_tracer_both_ways",
          'weights["W_skip"] = weights["W_skip"].T', 'weights["W_skip"] = weights["W_skip"] + 0'),
@@ -236,7 +238,23 @@ TOOLS = mutants({
         ("neurons that are left out are lost", f"{GRAPHS}::neurons_that_are_left_out",
          "outer.index_add_(1, places, inner[:, gone])", "outer.index_add_(1, places, 0 * inner[:, gone])"),
     ],
+    "analysis/graphs/trace.py": [
+        ("the twin of features has transcoders of the model",
+         "analysis/graphs/test_graph_controls.py::only_with_transcoders_of_the_twin",
+         "        of_twin,\n", "        transcoders,\n"),
+        ("the twin is read by the first target alone", "analysis/graphs/test_graph_controls.py::targets_and_their_weights",
+         "        **same,\n", '        **same | {"targets": same["targets"][:1]},\n'),
+    ],
+    "analysis/graphs/graph.py": [
+        ("a pruned graph has scores of its own", "analysis/graphs/test_graph_results.py::scores_of_a_pruned_graph",
+         '"scores": self.scores}', '"scores": None}'),
+        ("targets are at the last token", "analysis/graphs/test_neuronpedia_graphs.py::targets_are_where_they_are_read",
+         "[position % n for _, position in self.reads]", "[n - 1 for _ in self.reads]"),
+    ],
     "analysis/graphs/completeness.py": [
+        ("half precision is checked to a quarter", f"{GRAPHS}::wrong_bias_or_edge",
+         "max(LARGEST, 4 * eps)", "max(LARGEST, 32 * eps)"),
+        ("wrong differences pass", f"{GRAPHS}::changed_edge_differs", "if is_exact and not bool(", "if False and not bool("),
         ("biases are those of a run with features", f"{GRAPHS}::sum_to_what_the_model_computes",
          "frozen.run(torch.zeros_like(frozen.values[FIRST]), sources.biases())",
          "frozen.run(frozen.values[FIRST], sources.biases())"),

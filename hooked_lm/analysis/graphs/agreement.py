@@ -33,7 +33,7 @@ class GraphInterventions(Tabular):
         targets: the targets of the graph.
         predicted: [node, target], the sum over all paths of the graph, with the activations of features linear in what they read.
         measured: [node, target], the exact change in the model, where attention, norms and MLPs respond.
-        placebo: [node, target], the same for random directions of the same norms in place of what the nodes write.
+        placebo: [draw, node, target], the same for random directions of the same norms in place of what the nodes write.
         about: the origin: what was changed to what, seeds.
     """
 
@@ -41,18 +41,18 @@ class GraphInterventions(Tabular):
     targets: Sequence[str]
     predicted: Float[Tensor, "node target"]
     measured: Float[Tensor, "node target"]
-    placebo: Float[Tensor, "node target"]
+    placebo: Float[Tensor, "draw node target"]
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def correlation(self) -> dict[str, float]:
         """The correlation of predicted and measured changes, over nodes and targets, with its interval: `correlation`, `low`,
         `high`, at a level of 0.95, by resampling nodes (Efron 1979, doi:10.1214/aos/1176344552)."""
-        return _with_interval(self.predicted, self.measured)
+        return _with_interval(self.predicted, self.measured[None])
 
     @property
     def placebo_correlation(self) -> dict[str, float]:
-        """The same of predicted changes with those of the placebo."""
+        """The same of predicted changes with those of the placebo, on average over its draws."""
         return _with_interval(self.predicted, self.placebo)
 
     @property
@@ -75,13 +75,16 @@ class GraphInterventions(Tabular):
             changes[place, names.index(self.nodes[row])] = float(self.about["times"]) - 1
         predicted = predicted_changes(adjacency, totals, changes, n_features, len(self.targets))
         nodes = [self.nodes[row] for row in kept]
-        return replace(self, nodes=nodes, predicted=predicted, measured=self.measured[kept], placebo=self.placebo[kept])
+        measured, placebo = self.measured[kept], self.placebo[:, kept]
+        return replace(self, nodes=nodes, predicted=predicted, measured=measured, placebo=placebo)
 
     def to_dataframe(self) -> "pd.DataFrame":
-        """A row for each node and target: `node`, `target`, `predicted`, `measured`, `placebo`."""
+        """A row for each node and target: `node`, `target`, `predicted`, `measured`, `placebo`, of which it is the first draw."""
         places = [(node, target) for node in self.nodes for target in self.targets]
         table = pd.DataFrame(places, columns=["node", "target"])
-        return table.assign(**{name: values.flatten().numpy() for name, values in self.tensors.items()})
+        return table.assign(
+            **{name: values.flatten().numpy() for name, values in (self.tensors | {"placebo": self.placebo[0]}).items()}
+        )
 
     def plot(self, title: str = "") -> "go.Figure":
         """Plot the measured change of each node and target against the predicted one."""
@@ -134,13 +137,15 @@ def _shown(found: Mapping[str, float]) -> str:
     return f"{found['correlation']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
-def _with_interval(one: Float[Tensor, "node target"], other: Float[Tensor, "node target"]) -> dict[str, float]:
+def _with_interval(one: Float[Tensor, "node target"], others: Float[Tensor, "draw node target"]) -> dict[str, float]:
+    """The mean correlation with each of the others."""
     n = len(one)
-    value = float(correlation(one.flatten()[None], other.flatten()[None])[0])
+    value = float(correlation(one.flatten().expand(len(others), -1), others.flatten(1)).mean())
     if n < FEWEST:
         return {"correlation": value, "low": math.nan, "high": math.nan}
     drawn = torch.randint(n, (RESAMPLES, n), generator=torch.Generator().manual_seed(0))
-    many = correlation(one[drawn].flatten(1), other[drawn].flatten(1)).nan_to_num(0.0)
+    each = [correlation(one[drawn].flatten(1), other[drawn].flatten(1)).nan_to_num(0.0) for other in others]
+    many = torch.stack(each).mean(0)
     low, high = torch.quantile(many, torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=many.dtype)).tolist()
     return {"correlation": value, "low": low, "high": high}
 

@@ -13,6 +13,7 @@ from hooked_lm.analysis.graphs.targets import TargetReads
 LARGEST = (
     1e-3  # an error of a sum, relative to the sum of its terms' sizes, that rounding in single precision never reaches
 )
+FAR = 1e-2  # the same of a finite difference, relative to the largest edge out of the feature
 
 
 @torch.no_grad()
@@ -41,10 +42,12 @@ def error_of_differences(
     edge out of the feature.
 
     `columns` are the places, in `rows`, of the features that are removed; `adjacency` holds the edges into features and targets.
+    Raises ValueError for a difference that is no rounding, in single and double precision; below, differences say little.
     """
     frozen, worst = sources.frozen, 0.0
     before = frozen.run(frozen.values[FIRST], frozen.given)
     base = torch.cat([sources.reads(before, rows), targets.reads(before)]).double()
+    is_exact = sources.eps <= torch.finfo(torch.float32).eps
     for column in columns:
         given = dict(frozen.given)
         for site, (position, vector) in sources.written(int(rows[column])).items():
@@ -54,13 +57,24 @@ def error_of_differences(
         changes = base - torch.cat([sources.reads(after, rows), targets.reads(after)]).double()
         edges = adjacency[:, column].double()
         rounding = torch.finfo(torch.float32).eps * base.abs().max()
-        worst = max(worst, float((changes - edges).abs().max() / (edges.abs().max() + rounding)))
+        error = (changes - edges).abs().max()
+        if is_exact and not bool(error <= FAR * edges.abs().max() + 64 * rounding):
+            layer, position, index = sources.features[int(rows[column])].tolist()
+            raise ValueError(
+                f"the edges out of {sources.unit} {index} of layer {layer} at position {position} differ by {float(error):.1e} "
+                f"from what its removal changes, and the largest is {float(edges.abs().max()):.1e}: some part of the model is "
+                "not linear with constant patterns and norms, so an attribution graph of it would be wrong"
+            )
+        worst = max(worst, float(error / (edges.abs().max() + rounding)))
     return worst
 
 
-def check_sums(errors: Float[Tensor, " read"], names: Sequence[str], dtype: torch.dtype) -> None:
-    """Raises ValueError if the edges into a node do not sum to what it is: the model has parts that are not linear."""
-    allowed = max(LARGEST, 32 * torch.finfo(dtype).eps)
+def check_sums(errors: Float[Tensor, " read"], names: Sequence[str], eps: float) -> None:
+    """Raises ValueError if the edges into a node do not sum to what it is: the model has parts that are not linear.
+
+    `eps` is the rounding of the numbers that are computed with.
+    """
+    allowed = max(LARGEST, 4 * eps)
     worst = int(errors.argmax())
     if not float(errors[worst]) <= allowed:
         raise ValueError(

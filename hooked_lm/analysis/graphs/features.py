@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +10,7 @@ from torch import Tensor
 from hooked_lm.analysis.graphs.frozen import FrozenModel, Jacobian, Link, Values
 from hooked_lm.analysis.graphs.sources import Rows, Sources, by_position
 from hooked_lm.components.blocks.wiring import has_part
+from hooked_lm.interventions.dictionaries import BatchTopK, LayerTranscoders
 from hooked_lm.models.decoder import Decoder
 
 
@@ -24,11 +24,15 @@ class FeatureSources(Sources):
     unit = "feature"
 
     def __init__(
-        self, model: Decoder, tokens: Int[Tensor, "1 pos"], transcoders: Any, constant: int, reads: Sequence[str] = ()
+        self,
+        model: Decoder,
+        tokens: Int[Tensor, "1 pos"],
+        transcoders: LayerTranscoders,
+        constant: int,
+        reads: Sequence[str] = (),
     ) -> None:
         self.transcoders, self.constant = transcoders, constant
-        [self.read_sites, self.write_sites] = ([model.names(site)[0] for site in sites] for sites in
-                                               (transcoders.sites, transcoders.sites_out))  # fmt: skip
+        self.read_sites, self.write_sites = checked_sites(model, transcoders)
         links: dict[str, Link | None] = {site: self._link(place) for place, site in enumerate(self.write_sites)}
         layers = dict(zip(self.write_sites, transcoders.layers, strict=True))
         for layer, block in enumerate(model.blocks):
@@ -53,7 +57,7 @@ class FeatureSources(Sources):
         """The active features by layer, with their activations and what they write where."""
         found, activations, totals = [], [], []
         for place, (layer, site) in enumerate(zip(self.transcoders.layers, self.read_sites, strict=True)):
-            hidden = self.transcoders.hidden(place, self.frozen.values[site][0])
+            hidden = self.transcoders.hidden(place, as_read(self.transcoders, place, self.frozen.values[site][0]))
             values = self._from_constant(self.transcoders.activate(place, hidden))
             positions, index = values.nonzero(as_tuple=True)
             found.append(torch.stack([torch.full_like(index, layer), positions, index], 1).cpu())
@@ -80,7 +84,9 @@ class FeatureSources(Sources):
         return kept
 
     def _bias(self, site: str) -> Tensor | float:
-        return self.transcoders.bias(self.write_sites.index(site)).detach() if site in self.write_sites else 0.0
+        if site not in self.write_sites:
+            return 0.0
+        return self.transcoders.bias(self.write_sites.index(site)).detach().to(self.frozen.given[site].dtype)
 
     def _explained(self, site: str) -> Float[Tensor, "pos width"]:
         """What features and the bias write at a site."""
@@ -89,6 +95,10 @@ class FeatureSources(Sources):
             if self.write_sites[target] == site:
                 written.index_add_(0, self._active[source][:, 1].to(written.device), vectors.to(written.dtype))
         return written
+
+    @property
+    def eps(self) -> float:
+        return max(super().eps, rounding(self.transcoders))
 
     @property
     def n_bytes(self) -> int:
@@ -101,11 +111,15 @@ class FeatureSources(Sources):
             if (gradient := gradients.get(self.write_sites[target])) is not None:
                 start = self._rows[source].start
                 for position, rows in self._groups[source]:
-                    found[:, start + rows.start : start + rows.stop] += gradient[:, position] @ vectors[rows].T
+                    found[:, start + rows.start : start + rows.stop] += (
+                        gradient[:, position].float() @ vectors[rows].float().T
+                    )
         for place, site in enumerate(self.sites):
             if (gradient := gradients.get(site)) is not None:
                 start = len(self.features) + place * self.frozen.n_pos
-                found[:, start : start + self.frozen.n_pos] = (gradient * self._errors[site]).sum(-1)
+                found[:, start : start + self.frozen.n_pos] = (gradient * self._errors[site]).sum(
+                    -1, dtype=torch.float32
+                )
         return found
 
     def _of_place(self, rows: Rows) -> list[tuple[int, Tensor, Tensor]]:
@@ -132,7 +146,8 @@ class FeatureSources(Sources):
         found = torch.zeros(len(rows))
         for place, here, inner in self._of_place(rows):
             _, positions, index = self._active[place][inner].T
-            hidden = self.transcoders.hidden(place, values[self.read_sites[place]][0]).detach()
+            x = as_read(self.transcoders, place, values[self.read_sites[place]][0])
+            hidden = self.transcoders.hidden(place, x).detach()
             found[here] = hidden[positions, index].float().cpu()
         return found
 
@@ -151,3 +166,50 @@ class FeatureSources(Sources):
             for (source, target), vectors in self._vectors.items()
             if source == place
         }
+
+
+# ---- transcoders of a model ------------------------------------------------------------------------------------------
+
+
+def as_read(transcoders: LayerTranscoders, place: int, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_in"]:
+    """Values of the model in the dtype of the transcoder that reads them."""
+    return x.to(transcoders.encoder(place)[0].dtype)
+
+
+def rounding(transcoders: LayerTranscoders) -> float:
+    """The rounding of the weights with the fewest digits."""
+    return max(float(torch.finfo(weight.dtype).eps) for weight in transcoders.parameters())
+
+
+def checked_sites(model: Decoder, transcoders: LayerTranscoders) -> tuple[list[str], list[str]]:
+    """The full names of the sites that are read and written.
+
+    Raises TypeError for anything but transcoders of several layers; ValueError for those of another model, by sites or widths,
+    and for BatchTopK in training mode, where what a position keeps depends on the other positions.
+    """
+    if not isinstance(transcoders, LayerTranscoders):
+        raise TypeError(
+            "transcoders must be a TranscoderSet or a CrossLayerTranscoder, such as TranscoderSet([transcoder]) or "
+            f"load_transcoders('demo'); got a {type(transcoders).__name__}"
+        )
+    for layer, part in zip(transcoders.layers, transcoders.parts, strict=True):
+        if isinstance(part, BatchTopK) and part.training:
+            raise ValueError(
+                f"the transcoder of layer {layer} is in training mode, in which BatchTopK chooses features across positions: "
+                "call transcoders.eval()"
+            )
+    found: tuple[list[str], list[str]] = ([], [])
+    widths = [(sae.cfg.d_in, sae.cfg.width_out) for sae in transcoders.parts]
+    for end, sites in enumerate((transcoders.sites, transcoders.sites_out)):
+        for site, of in zip(sites, widths, strict=True):
+            try:
+                [name] = model.names(site)
+            except KeyError as error:
+                raise ValueError(f"the transcoders are of another model: {error.args[0]}") from None
+            width = getattr(model.cfg, model.hook_dict[name].dims[-1], None)
+            if width is not None and width != of[end]:
+                raise ValueError(
+                    f"the transcoders are of another model: '{name}' has width {width}, and theirs is {of[end]}"
+                )
+            found[end].append(name)
+    return found

@@ -53,13 +53,15 @@ class AttributionGraph(Tabular):
         others: [node], what flows into it from sources and along edges that are left out.
         token_ids, target_ids: [pos] and [target], token ids; -1 for a target that is no token.
         unit: "feature", or "neuron" in a graph without dictionaries.
-        completeness: the largest errors of the sums and of finite differences, relative to the largest total.
+        completeness: the largest error of the sums into a node, relative to the sizes of what is summed, and of finite
+            differences, relative to the largest edge out of the feature.
         supernodes: names of groups of nodes, each with its node numbers.
         about: the origin: the model, versions, settings.
         directions: [target, width], what each target reads, 0 beyond the width of its site.
         reads: the site and the position that each target reads; "" for the input of the unembedding.
         agreement: exact ablations of features in the model, beside what this graph predicts.
-        control: scores and agreement of a graph of the untrained twin, for the same prompt.
+        control: scores and agreement of a graph of the untrained twin, for the same prompt; of transcoders only with some that
+            were trained on the twin.
 
     Raises ValueError for shapes that do not fit and for supernodes with unknown nodes.
     """
@@ -130,6 +132,12 @@ class AttributionGraph(Tabular):
         start = self.kinds.index(kind) if kind in self.kinds else 0
         return slice(start, start + self.kinds.count(kind))
 
+    @property
+    def target_positions(self) -> list[int]:
+        """The position that each target reads; the last one if the graph does not say it."""
+        n = len(self.tokens)
+        return [position % n for _, position in self.reads] if self.reads else [n - 1] * len(self.targets)
+
     def node(self, name: str | int) -> int:
         """The number of a node, by its name or number. Raises ValueError for a node that there is not."""
         if isinstance(name, int) and -self.n_nodes <= name < self.n_nodes:
@@ -151,7 +159,10 @@ class AttributionGraph(Tabular):
 
     @cached_property
     def scores(self) -> dict[str, float]:
-        """The scores `replacement` and `completeness` (see `influence.scores`), between 0 and 1."""
+        """The scores `replacement` and `completeness` (see `influence.scores`), between 0 and 1. Of a pruned graph those of the
+        whole: pruning leaves out errors, and not what they explain."""
+        if (whole := self.about.get("pruned", {}).get("scores")) is not None:
+            return dict(whole)
         sizes = len(self.features), len(self.errors), len(self.tokens)
         return influence.scores(self.adjacency, self.weights, *sizes)
 
@@ -161,7 +172,8 @@ class AttributionGraph(Tabular):
         """The graph of the nodes and edges with the largest influence: that share of the influence of nodes, and of edges.
 
         Tokens and targets are kept. `others` then includes what flowed along edges that are left out, so sums stay exact, and
-        `agreement` has the predictions of the smaller graph. Raises ValueError for shares outside of 0 to 1.
+        `agreement` has the predictions of the smaller graph. `scores` stay those of the whole graph. Raises ValueError for shares
+        outside of 0 to 1.
         """
         for name, share in (("nodes", nodes), ("edges", edges)):
             if not 0 <= share <= 1:
@@ -186,6 +198,8 @@ class AttributionGraph(Tabular):
         inside = adjacency[kept][:, kept]
         left_out = self.adjacency[kept].sum(1) - inside.sum(1)
         new = {int(node): place for place, node in enumerate(kept.nonzero()[:, 0])}
+        groups = {name: [new[node] for node in nodes if node in new] for name, nodes in self.supernodes.items()}
+        whole = {**settings, "of_nodes": self.n_nodes, "of_edges": self.n_edges, "scores": self.scores}
         n_features, n_errors = len(self.features), len(self.errors)
         is_feature, is_error = kept[:n_features], kept[n_features : n_features + n_errors]
         found = replace(
@@ -197,8 +211,8 @@ class AttributionGraph(Tabular):
             totals=self.totals[kept],
             biases=self.biases[kept],
             others=self.others[kept] + left_out,
-            supernodes={name: [new[node] for node in nodes if node in new] for name, nodes in self.supernodes.items()},
-            about={**self.about, "pruned": {**settings, "of_nodes": self.n_nodes, "of_edges": self.n_edges}},
+            supernodes={name: nodes for name, nodes in groups.items() if nodes},
+            about={**self.about, "pruned": whole},
         )
         if self.agreement is None:
             return found
@@ -315,8 +329,8 @@ class AttributionGraph(Tabular):
 
     def __repr__(self) -> str:
         sizes = f"{len(self.features):,} {self.unit}s, {len(self.errors)} errors, {self.n_edges:,} edges"
-        sums = self.completeness.get("sums")
-        exact = "" if sums is None else f"; sums exact to {sums:.0e}"
+        each = [f"{name} exact to {value:.0e}" for name, value in self.completeness.items()]
+        exact = f"; {', '.join(each)}" if each else ""
         found = ", ".join(f"{name} {value:.2f}" for name, value in self.scores.items())
         measured = "" if self.agreement is None else f"; {self.agreement.in_words()}"
         return f"AttributionGraph({sizes}{exact}; {found}{measured}{self._twin})"

@@ -23,7 +23,8 @@ from hooked_lm.interventions.dictionaries.transcoder_set import LayerTranscoders
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import provenance
 
-Nodes = Sequence[str | int | Sequence[str | int]]
+Nodes = str | int | Sequence[str | int | Sequence[str | int]]
+DRAWS = 4  # of the placebo, whose correlation with a prediction differs much from draw to draw
 
 
 @keeps_torch_state
@@ -43,18 +44,18 @@ def intervene(
 
     Each intervention adds to the outputs of MLPs what the features would write with other activations, less what they write. The
     rest of the model responds: attention, norms and later MLPs. The graph predicts the sum over its paths. A placebo adds random
-    directions of the same norms at the same places.
+    directions of the same norms at the same places; there are four draws of it.
 
     Args:
         graph: a graph of this model with these transcoders, whole or pruned.
-        nodes: each a feature, a supernode, or a list of features that are changed together, by names or numbers. None: `n`
-            features, drawn with the `seed`.
+        nodes: each a feature, a supernode, or a list of features that are changed together, by names or numbers; or one feature
+            or supernode. None: `n` features, drawn with the `seed`.
         times: what activations are multiplied by: 0 ablates, 2 doubles, -1 inverts.
         source: instead, a prompt with as many tokens, from which activations are taken (patching).
         max_memory: as for `attribution_graph`.
 
-    Returns GraphInterventions. Raises ValueError for nodes that are no features of the graph, for another model or other
-    transcoders, and for a source of another length.
+    Returns GraphInterventions. Raises ValueError for nodes that are no features of the graph, for one that is listed twice in a
+    group, for another model or other transcoders, and for a source of another length.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis.graphs import attribution_graph
@@ -71,6 +72,8 @@ def intervene(
     (torch.Size([10, 1]), True)
     """
     model = decoder(model, "the interventions on a graph need")
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
     if source is not None and times != 0.0:
         raise TypeError("times and source are both given: activations are multiplied, or taken from another prompt")
     tokens, targets = graph.token_ids[None].to(model.device), targets_of(graph)
@@ -90,6 +93,7 @@ def intervene(
     generator = torch.Generator().manual_seed(seed)
     placebos = [
         [edit for node in group for edit in _placebo(sources, int(rows[node]), float(factors[node] - 1), generator)]
+        for _ in range(DRAWS)
         for group in groups
     ]
     measured = measured_changes(model, tokens, targets, [*edits, *placebos], max_memory)
@@ -100,7 +104,7 @@ def intervene(
         list(graph.targets),
         predicted_changes(graph.adjacency, graph.totals, changes, n_features, n_targets),
         measured[: len(groups)],
-        measured[len(groups) :],
+        measured[len(groups) :].unflatten(0, (DRAWS, len(groups))) if groups else measured.expand(DRAWS, 0, n_targets),
         provenance(model, seed=seed, **how),
     )
 
@@ -203,7 +207,7 @@ def _groups(graph: AttributionGraph, nodes: Nodes | None, n: int, seed: int) -> 
         drawn = torch.randperm(len(graph.features), generator=torch.Generator().manual_seed(seed))[:n].sort().values
         nodes = drawn.tolist()
     found, names = [], []
-    for node in nodes:
+    for node in [nodes] if isinstance(nodes, (str, int)) else nodes:
         if isinstance(node, str) and node in graph.supernodes:
             group, name = list(graph.supernodes[node]), node
         elif isinstance(node, (str, int)):
@@ -214,6 +218,10 @@ def _groups(graph: AttributionGraph, nodes: Nodes | None, n: int, seed: int) -> 
             name = " + ".join(graph.names[each] for each in group)
         if wrong := [each for each in group if graph.kinds[each] != FEATURE]:
             raise ValueError(f"{graph.names[wrong[0]]!r} is no feature: interventions change what features write")
+        if twice := [each for each in group if group.count(each) > 1]:
+            raise ValueError(
+                f"{graph.names[twice[0]]!r} is listed twice in {name!r}: a group changes each feature once"
+            )
         found.append(group)
         names.append(name)
     return found, names

@@ -24,7 +24,7 @@ from hooked_lm.results.scores import Scores, provenance
 __all__ = ["head_loadings"]
 
 DIRECT = "direct"
-TOLERANCE = 1e-3  # of the largest loading
+TOLERANCE = 1e-3  # of the largest loading, in single precision
 Written = Mapping[str, tuple[int, Float[Tensor, " width"]]]  # site -> the position and the vector
 
 
@@ -75,7 +75,8 @@ def head_loadings(
     loadings = {DIRECT: direct} | _moved(model, sources, written, gradients)
     values = torch.stack([*loadings.values()]).float().cpu()
     edge = float(graph.adjacency[ends[1], ends[0]])
-    if not abs(float(values.sum()) - edge) <= TOLERANCE * max(abs(edge), float(values.abs().max())):
+    allowed = max(TOLERANCE, 8 * sources.eps)
+    if not abs(float(values.sum()) - edge) <= allowed * max(abs(edge), float(values.abs().max())):
         raise ValueError(
             f"the loadings of the edge from {names[0]!r} to {names[1]!r} sum to {float(values.sum()):.4g}, and the edge is "
             f"{edge:.4g}: the graph is of another model, or of other transcoders"

@@ -47,7 +47,8 @@ def to_neuronpedia(
         graph: the whole graph, whose influences decide what is kept.
         nodes, edges: the shares of influence that are kept, as in `AttributionGraph.pruned`.
         slug: the name of the graph in the viewer: small letters, digits and hyphens.
-        scan: the id of the transcoders in the viewer, which finds their features by it; by default the name of the model.
+        scan: the id of the transcoders in the viewer, which finds their features by it; by default the name of the model. For
+            neurons it is "neurons of MODEL", so that a viewer shows no features of that model beside them.
         labels: texts of nodes by name, as `{"L1F17@3": "names"}`.
         listed: also adds the graph to `graph-metadata.json` in the same folder, from which circuit-tracer's server lists graphs.
 
@@ -96,7 +97,8 @@ def to_neuronpedia(
 def from_neuronpedia(path: str | Path) -> AttributionGraph:
     """The attribution graph in a file that `to_neuronpedia`, circuit-tracer or Neuronpedia wrote, as much as it has of it.
 
-    A file of others has no biases and no totals: a total is then what its edges sum to. Raises ValueError for any other file.
+    A file of others has no biases and no totals: a total is then what its edges sum to; and scores are those of the part that it
+    has. A token without a node in the file has one without edges, with the id -1. Raises ValueError for any other file.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -125,7 +127,7 @@ def _content(
     return {
         "metadata": {
             "slug": slug,
-            "scan": scan or str(graph.about.get("scan") or graph.about.get("model", "unknown")),
+            "scan": scan or str(graph.about.get("scan") or _scan(graph)),
             "transcoder_list": [],
             "prompt_tokens": list(graph.tokens),
             "prompt": str(graph.about.get("prompt") or "".join(graph.tokens)),
@@ -135,6 +137,7 @@ def _content(
             "generation_settings": about,
             "unit": graph.unit,
             "checks": dict(graph.completeness),
+            "scores": dict(graph.scores),
         },
         "qParams": {
             "pinnedIds": [],
@@ -163,6 +166,12 @@ def cumulative(of: Float[Tensor, " node"]) -> Float[Tensor, " node"]:
     return torch.zeros_like(of).index_copy(0, order, largest.cumsum(0) / largest.sum())
 
 
+def _scan(graph: AttributionGraph) -> str:
+    """The name under which a viewer looks for the features of a graph."""
+    model = str(graph.about.get("model", "unknown"))
+    return model if graph.unit == FEATURE else f"{graph.unit}s of {model}"
+
+
 def n_layers(graph: AttributionGraph) -> int:
     """The number of layers of the model, or as many as its nodes show."""
     layers = torch.cat([graph.features[:, 0], graph.errors[:, 0]])
@@ -175,8 +184,8 @@ def node_ids(graph: AttributionGraph) -> list[str]:
     errors = [f"0_{layer}_{position}" for layer, position in graph.errors.tolist()]
     errors = [f"{name}_error" if name in features else name for name in errors]
     tokens = [f"E_{token}_{position}" for position, token in enumerate(graph.token_ids.tolist())]
-    last = len(graph.tokens) - 1
-    targets = [f"{n_layers(graph) + 1}_{target}_{last}" for target in _target_ids(graph)]
+    ends = zip(_target_ids(graph), graph.target_positions, strict=True)
+    targets = [f"{n_layers(graph) + 1}_{target}_{position}" for target, position in ends]
     return [*features, *errors, *tokens, *targets]
 
 
@@ -212,18 +221,23 @@ def _node(graph: AttributionGraph, node: int, node_id: str, share: float, labels
     if kind == TOKEN:
         token = int(graph.token_ids[place])
         return entry | {"feature": place, "layer": "E", "ctx_idx": place, "jsNodeId": f"E_{token}-{place}"}
-    target, last, probability = _target_ids(graph)[place], len(graph.tokens) - 1, float(graph.probabilities[place])
+    target, position, probability = (
+        _target_ids(graph)[place],
+        graph.target_positions[place],
+        float(graph.probabilities[place]),
+    )
     return entry | {
         "feature": target,
         "layer": str(n_layers(graph) + 1),
-        "ctx_idx": last,
-        "jsNodeId": f"L_{target}-{last}",
+        "ctx_idx": position,
+        "jsNodeId": f"L_{target}-{position}",
         "token_prob": probability,
         "is_target_logit": place == 0,
         "influence": None,
         "clerp": label or f'Output "{_said(graph.targets[place])}" (p={probability:.3f})',
         "target": graph.targets[place],
         "target_id": int(graph.target_ids[place]),
+        "target_site": graph.reads[place][0] if graph.reads else "",
     }
 
 
@@ -249,7 +263,10 @@ def _graph(content: Mapping[str, Any]) -> AttributionGraph:
     of: dict[str, list[Node]] = {kind: [] for kind in KINDS}
     for node in content["nodes"]:
         of[kinds[node["feature_type"]]].append(node)
-    of[TOKEN].sort(key=lambda node: int(node["ctx_idx"]))
+    words, known = content["metadata"]["prompt_tokens"], {int(node["ctx_idx"]): node for node in of[TOKEN]}
+    if unknown := [position for position in known if not 0 <= position < len(words)]:
+        raise ValueError(f"a token is at position {unknown[0]}, and the prompt has {len(words)} tokens")
+    of[TOKEN] = [known.get(place, {"node_id": f"E_-1_{place}", "ctx_idx": place}) for place in range(len(words))]
     order = [node for kind in KINDS for node in of[kind]]
     place = {node["node_id"]: i for i, node in enumerate(order)}
     adjacency = torch.zeros(len(order), len(order))
@@ -262,11 +279,12 @@ def _graph(content: Mapping[str, Any]) -> AttributionGraph:
     target_ids = [int(node["target_id"] if "target_id" in node else node["feature"]) for node in of[TARGET]]
     about = {"prompt": metadata["prompt"], "scan": metadata["scan"], **(metadata.get("generation_settings") or {})}
     about |= {"n_layers": int(of[TARGET][0]["layer"]) - 1} if of[TARGET] else {}
+    about |= {"pruned": {"scores": metadata["scores"]}} if "scores" in metadata else {}
     groups = [group for group in content["qParams"].get("supernodes", ()) if len(group) > 1]
     return AttributionGraph(
         features=torch.tensor(features, dtype=torch.long).view(-1, 3),
         errors=torch.tensor(errors, dtype=torch.long).view(-1, 2),
-        tokens=[metadata["prompt_tokens"][int(node["ctx_idx"])] for node in of[TOKEN]],
+        tokens=list(words),
         targets=[str(node.get("target") or node["clerp"] or node["node_id"]) for node in of[TARGET]],
         adjacency=adjacency,
         activations=torch.tensor([node["activation"] or 0.0 for node in of[FEATURE]]),
@@ -278,6 +296,7 @@ def _graph(content: Mapping[str, Any]) -> AttributionGraph:
         target_ids=torch.tensor(target_ids, dtype=torch.long),
         unit=metadata.get("unit", FEATURE),
         completeness=metadata.get("checks", {}),
+        reads=[(node.get("target_site", ""), int(node["ctx_idx"])) for node in of[TARGET]],
         supernodes={group[0]: [place[node] for node in group[1:] if node in place] for group in groups},
         about=about,
     )

@@ -88,9 +88,8 @@ def _node(
     name, kind = graph.names[node], graph.kinds[node]
     place, is_inner = node - graph.slice_of(kind).start, kind in (FEATURE, ERROR)
     inner = {FEATURE: graph.features, ERROR: graph.errors}
-    layer, position = (
-        inner[kind][place].tolist()[:2] if is_inner else (None, place if kind == TOKEN else len(graph.tokens) - 1)
-    )
+    position_of = {TOKEN: range(len(graph.tokens)), TARGET: graph.target_positions}
+    layer, position = inner[kind][place].tolist()[:2] if is_inner else (None, position_of[kind][place])
     text = graph.tokens[place] if kind == TOKEN else ""
     probability = None
     if kind == TARGET:

@@ -110,7 +110,8 @@ def qk_attribution(
     `x_a^T W_Q^T R(i - j) W_K x_b * scale` (Elhage et al. 2021, "A mathematical framework for transformer circuits"). All terms
     are kept: biases are sources, norms of queries and keys have fixed scales too, and a bias of positions is a term of its own,
     the cell ("position_bias", "position_bias"). A soft cap multiplies the terms of a score by its ratio, capped / uncapped
-    (`about` says so).
+    (`about` says so). The terms of n heads, q sources of the query and s of the keys take 4 n q s bytes for each key and prompt,
+    several times at once: with `by="head"` choose few heads of a deep model.
 
     Args:
         prompts: texts or ids [batch, pos] of one length, `VisionInputs`, or a conversation.

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.analysis.graphs.features import as_read, checked_sites
 from hooked_lm.hooks import Slice
 from hooked_lm.interventions.dictionaries import LayerTranscoders
 from hooked_lm.models.caches import decompose
@@ -30,12 +31,13 @@ class FeatureSplit:
 
     def __init__(self, model: Decoder, cache: Mapping[Any, Tensor], transcoders: LayerTranscoders, of: Terms) -> None:
         self.model, self.cache, self.transcoders = model, cache, transcoders
+        self.read_sites, _ = checked_sites(model, transcoders)
         terms = {term.layer: term for term in of.of("mlp")}
         layers = [_layer_written(model, site) for site in transcoders.sites_out]
         self.terms: dict[int, Term] = {place: terms[layer] for place, layer in enumerate(layers) if layer in terms}
         self.features = {
-            place: transcoders.encode(place, cache[site]).detach()
-            for place, site in enumerate(_full(model, transcoders.sites))
+            place: transcoders.encode(place, as_read(transcoders, place, cache[site])).detach()
+            for place, site in enumerate(self.read_sites)
             if place in self.terms
         }
 
@@ -47,7 +49,8 @@ class FeatureSplit:
     @staticmethod
     def sites(model: Decoder, transcoders: LayerTranscoders) -> list[str]:
         """The sites that are read: inputs and outputs of the transcoders."""
-        return [*_full(model, transcoders.sites), *_full(model, transcoders.sites_out)]
+        read, written = checked_sites(model, transcoders)
+        return [*read, *written]
 
     def added(
         self, place: int, written: Float[Tensor, "*lead d_model"], positions: Slice
@@ -64,11 +67,12 @@ class FeatureSplit:
         for source, values in self.features.items():
             of = values[0, position]
             active = of.nonzero()[:, 0]
-            total = of.new_zeros(len(active), self.model.cfg.d_model)
+            stream = self.cache[self.read_sites[source]]
+            total = stream.new_zeros(len(active), self.model.cfg.d_model)
             for target in self.terms:
                 directions = self.transcoders.decoder(source, target)
                 if directions is not None:
-                    written = of[active, None] * directions.detach()[active].to(of)
+                    written = (of[active, None] * directions.detach()[active].to(of)).to(stream.dtype)
                     total = total + self.added(target, written[:, None, None], Slice([position]))[:, 0, 0]
             layer = self.transcoders.layers[source]
             found |= {
@@ -86,10 +90,10 @@ class FeatureSplit:
             whole = decompose.written(self.cache, [term], positions)[term.label]
             parts = {"bias": self.transcoders.bias(place).detach().to(whole).expand_as(whole)}
             if (skip := self.transcoders.skip(place)) is not None:
-                x = positions.apply(self.cache[_full(self.model, self.transcoders.sites)[place]], -2)
+                x = positions.apply(self.cache[self.read_sites[place]], -2)
                 parts["skip"] = x @ skip.detach().to(x)
             parts = {name: self.added(place, part, positions) for name, part in parts.items()}
-            of_features = self.added(place, positions.apply(written[place].detach(), -2), positions)
+            of_features = self.added(place, positions.apply(written[place].detach().to(whole.dtype), -2), positions)
             error = whole - of_features - torch.stack([*parts.values()]).sum(0)
             found |= {f"{term.layer}_mlp_{name}": part for name, part in (parts | {"error": error}).items()}
         return found
@@ -100,13 +104,9 @@ class FeatureSplit:
         return some.new_zeros(*some.shape[:-1], self.transcoders.d_sae)
 
 
-def _full(model: Decoder, sites: tuple[str, ...]) -> list[str]:
-    return [model.names(site)[0] for site in sites]
-
-
 def _layer_written(model: Decoder, site: str) -> int:
     """The layer of the MLP whose output a site is."""
-    [name] = _full(model, (site,))
+    [name] = model.names(site)
     if not name.startswith("blocks.") or not name.endswith((".hook_mlp_out", ".mlp.hook_out")):
         raise ValueError(
             f"transcoders write to {site!r}: QK attribution splits outputs of MLPs, hook_mlp_out or mlp.hook_out"

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.analysis.graphs.features import rounding
 from hooked_lm.analysis.graphs.qk_features import OTHERS, FeatureSplit
 from hooked_lm.analysis.graphs.qk_maps import Side, refusal, sites_read
 from hooked_lm.analysis.graphs.qk_sources import sites_written, sources, terms_read
@@ -189,8 +190,10 @@ class QKRun:
         difference = float((terms.sum((1, 2)) - scores).abs().nan_to_num().max())
         size = max(float(scores.abs().nan_to_num().max()), torch.finfo(torch.float32).tiny)
         spread = float(terms.square().sum((1, 2)).sqrt().nan_to_num().max())
-        eps = torch.finfo(self.cache[self.at].dtype).eps
-        if not difference <= max(TOLERANCE, 32 * eps) * max(size, spread):
+        eps = max(
+            [torch.finfo(self.cache[self.at].dtype).eps, *(rounding(each.transcoders) for each in self.splits.values())]
+        )
+        if not difference <= max(TOLERANCE, 4 * eps) * max(size, spread):
             clip = getattr(self.attn.cfg, "clip", None)
             why = "does something that is not linear" if clip is None else f"clips its queries and keys at {clip:g}"
             found = f"{why}: the sum of the terms differs from scores up to {size:.3g} by {difference:.2g}"

@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.analysis.graphs.frozen import FrozenModel, Jacobian, Values
+from hooked_lm.analysis.graphs.frozen import FINAL, FrozenModel, Jacobian, Values
 from hooked_lm.engine.edit import Edit
 
 Rows = Int[Tensor, " row"]
@@ -27,6 +28,11 @@ class Sources(ABC):
     activations: Float[Tensor, " feature"]
     totals: Float[Tensor, " feature"]
     errors: Int[Tensor, "error 2"]
+
+    @property
+    def eps(self) -> float:
+        """The rounding of the dtype with the fewest digits in which values are computed."""
+        return float(torch.finfo(self.frozen.values[FINAL].dtype).eps)
 
     @property
     @abstractmethod

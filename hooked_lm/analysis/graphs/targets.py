@@ -24,7 +24,7 @@ class Target:
         direction: [width of the site].
         site: a site with the axes [batch, pos, width]; None: the input of the unembedding, after the last norm.
         position: the position, also from the end.
-        weight: how much the target counts in influences.
+        weight: how much the target counts in influences, above 0.
         offset: a constant that is added.
 
     >>> Target("first unit", torch.eye(128)[0], site="blocks.2.hook_resid_post").position
@@ -45,6 +45,13 @@ class TargetReads:
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = list(targets)
+        names = [target.name for target in self.targets]
+        if self.targets and not bool(self.weights.sum() > 0):
+            raise ValueError(
+                f"the targets, {', '.join(map(repr, names))}, have probabilities of 0: give a Target, which has a weight"
+            )
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"two targets have the name {twice[0]!r}: give each its own, and each token once")
         self.sites = [target.site or FINAL for target in self.targets]
 
     def check_widths(self, values: Mapping[str, Tensor]) -> None:
@@ -95,8 +102,10 @@ def _of_width(direction: Direction, value: Tensor) -> Direction:
 
 def checked_targets(model: Decoder, targets: Sequence[Target], n_pos: int) -> list[Target]:
     """The targets with full names of sites. Raises ValueError for a direction with several axes, a position that there is not,
-    and for a site without positions, KeyError for one that there is not."""
+    a weight that is not positive, and for a site without positions, KeyError for one that there is not."""
     for target in targets:
+        if not target.weight > 0:
+            raise ValueError(f"the weight of target {target.name!r} must be above 0, got {target.weight}")
         if not -n_pos <= target.position < n_pos:
             raise ValueError(
                 f"target {target.name!r} is at position {target.position}, and the prompt has {n_pos} tokens"
@@ -142,6 +151,10 @@ def logit_targets(
         if not isinstance(answers, tuple) or len(answers) != 2:
             raise TypeError('answers must be a tuple of the right and the wrong one, such as (" Mary", " John")')
         pair = [int(_ids(model, one, "answers")[0]) for one in answers]
+        if pair[0] == pair[1]:
+            raise ValueError(
+                f"the right and the wrong answer are the same, give two different tokens; got answers={answers}"
+            )
         directions, offsets = _directions(model, final, pair)
         name = " - ".join(f"logit {_token(model, each)!r}" for each in pair)
         return [Target(name, directions[0] - directions[1], None, position, 1.0, float(offsets[0] - offsets[1]))]

@@ -15,7 +15,7 @@ from hooked_lm.analysis.graphs.completeness import biases_of, check_sums, error_
 from hooked_lm.analysis.graphs.features import FeatureSources
 from hooked_lm.analysis.graphs.frozen import FINAL
 from hooked_lm.analysis.graphs.graph import FEATURE, AttributionGraph
-from hooked_lm.analysis.graphs.interventions import intervene, one_prompt, targets_of
+from hooked_lm.analysis.graphs.interventions import intervene, one_prompt
 from hooked_lm.analysis.graphs.neurons import NeuronSources
 from hooked_lm.analysis.graphs.sources import Sources
 from hooked_lm.analysis.graphs.targets import Target, TargetReads, checked_targets, logit_targets
@@ -26,7 +26,6 @@ from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import RightAndWrong
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.interventions.dictionaries.transcoder_set import LayerTranscoders
-from hooked_lm.models.base import BaseModel
 from hooked_lm.models.budget import memory_of
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import provenance
@@ -55,7 +54,7 @@ def attribution_graph(
     round_size: int = ROUND,
     constant_positions: int | None = None,
     check: int = CHECKED,
-    control: str | None = "auto",
+    control: str | LayerTranscoders | None = "auto",
     seed: int = 0,
     max_memory: int | str = "auto",
     progress: bool | None = None,
@@ -86,12 +85,14 @@ def attribution_graph(
         constant_positions: at so many first positions what MLPs write is constant, a bias, and no node. None: 1 if the prompt
             begins with the beginning-of-sequence token, whose features say nothing of the prompt; else 0.
         check: how many features of the pruned graph to ablate exactly in the model (see `intervene`); drawn with the `seed`.
-        control: "untrained": also make the graph of the untrained twin, for its scores and agreement; "auto": for small models.
+        control: of neurons, "untrained": also make the graph of the untrained twin, for its scores and agreement; "auto": for
+            small models. Of transcoders there is a control only with transcoders that were trained in the same way on
+            `model.untrained(seed)`: give these. The model's own explain less of the twin for that reason alone.
         max_memory: the memory that the edges and the backward passes may take, besides the model.
 
     Returns an AttributionGraph. Raises TypeError for another model and for both targets and answers; ValueError for several
-    prompts, for a part of the model that is not linear while patterns and norms are constant (experts in a graph of neurons,
-    gated attention, mixers), by its name, and for numbers out of range.
+    prompts, for `control="untrained"` with transcoders, for a part of the model that is not linear while patterns and norms are
+    constant (experts in a graph of neurons, gated attention, mixers), by its name, and for numbers out of range.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -102,9 +103,11 @@ def attribution_graph(
     """
     model = decoder(model, "an attribution graph needs")
     check_grad_mode("an attribution graph")
-    check_control(control)
+    _check_control(control, transcoders)
     tokens = one_prompt(model, prompt, "prompt")
     _check_numbers(tokens, targets, answers, n_logits, probability, position, max_nodes, round_size, constant_positions)
+    if check < 0:
+        raise ValueError(f"check must be at least 0, the number of features that are ablated, got {check}")
     constant = _n_constant(model, tokens) if constant_positions is None else constant_positions
     given = _as_list(model, targets, tokens.shape[1])
     sites = [each.site for each in given or () if isinstance(each, Target) and each.site is not None]
@@ -140,36 +143,54 @@ def attribution_graph(
         nodes = [names[place] for place in drawn.tolist()]
         measured = intervene(model, found, transcoders, nodes=nodes, seed=seed, max_memory=max_memory)
         found = replace(found, agreement=measured)
-    twin = untrained_twin(model, control, seed=seed)
-    return (
-        found if twin is None else replace(found, control=_control(twin, tokens, transcoders, found, check, max_memory))
-    )
+    same: dict[str, Any] = {"answers": answers}
+    if answers is None:
+        same = {"targets": given or [int(token) for token in found.target_ids]}
+    same |= {"position": position, "round_size": round_size, "check": check, "seed": seed, "max_memory": max_memory}
+    return replace(found, control=_control(model, tokens, transcoders, control, found, same))
+
+
+def _check_control(control: str | LayerTranscoders | None, transcoders: LayerTranscoders | None) -> None:
+    """Raises ValueError for a control that compares nothing: transcoders of the twin go with transcoders of the model."""
+    if isinstance(control, LayerTranscoders):
+        if transcoders is None:
+            raise ValueError("control is transcoders, and this is a graph of neurons: give control='untrained'")
+        return
+    check_control(control)
+    if control == "untrained" and transcoders is not None:
+        raise ValueError(
+            "the untrained twin needs transcoders of its own: train some on model.untrained(seed) and give control=them; those "
+            "of the model explain less of the twin, whatever training brought about"
+        )
 
 
 def _control(
-    twin: BaseModel,
+    model: Decoder,
     tokens: Int[Tensor, "1 pos"],
     transcoders: LayerTranscoders | None,
+    control: str | LayerTranscoders | None,
     graph: AttributionGraph,
-    check: int,
-    max_memory: int | str,
+    same: dict[str, Any],
 ) -> dict[str, float]:
-    """The scores of a graph of the untrained twin with as many nodes and the same targets, and its agreement with the twin."""
-    reads = targets_of(graph).targets
-    logits = [int(token) for token in graph.target_ids if token >= 0]
-    same: Any = logits if len(logits) == len(reads) else None
+    """The scores of a graph of the untrained twin with as many nodes and the same settings, and its agreement with the twin.
+
+    Empty without a twin.
+    """
+    of_twin = control if isinstance(control, LayerTranscoders) else None
+    if transcoders is not None and of_twin is None:
+        return {}
+    twin = untrained_twin(model, control if of_twin is None else "untrained", seed=same["seed"])  # type: ignore[arg-type]
+    if twin is None:
+        return {}
     other = attribution_graph(
         decoder(twin, "an attribution graph needs"),
         tokens,
-        transcoders,
-        targets=same or [replace(target, offset=0.0) for target in reads],
-        position=graph.about["position"],
+        of_twin,
         max_nodes=max(len(graph.features), 1),
         constant_positions=graph.about["constant_positions"],
-        check=check,
         control=None,
-        max_memory=max_memory,
         progress=False,
+        **same,
     )
     found = dict(other.scores)
     return found if other.agreement is None else found | {"correlation": other.agreement.correlation["correlation"]}
@@ -185,6 +206,12 @@ def _graph(model: Decoder, rows: EdgeRows, about: dict[str, Any]) -> Attribution
     biases[ends] = biases_of(sources, targets, kept)
     totals[ends] = torch.cat([sources.totals[kept], targets.reads(sources.frozen.values)])
     ids = sources.frozen.tokens[0].cpu()
+    for target, into, rest in zip(targets.targets, adjacency[n - n_targets :], others[n - n_targets :], strict=True):
+        if not bool(into.any()) and not bool(rest):
+            raise ValueError(
+                f"target {target.name!r} depends on no token, feature or error: its direction is 0, or its site is computed "
+                "before the blocks; choose a site of a block"
+            )
     found = AttributionGraph(
         features=sources.features[kept],
         errors=sources.errors,
@@ -205,7 +232,7 @@ def _graph(model: Decoder, rows: EdgeRows, about: dict[str, Any]) -> Attribution
     )
     errors = error_of_sums(adjacency[ends], biases[ends], others[ends], totals[ends])
     names = [found.names[node] for node in ends.tolist()]
-    check_sums(errors, names, sources.frozen.values[FINAL].dtype)
+    check_sums(errors, names, sources.eps)
     strongest = found.influence[: len(kept)].topk(min(N_DIFFERENCES, len(kept))).indices.tolist()
     differences = error_of_differences(sources, targets, kept, strongest, adjacency[ends])
     return replace(found, completeness={"sums": float(errors.max()), "differences": differences})

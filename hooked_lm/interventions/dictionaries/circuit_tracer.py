@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from torch import Tensor
 
@@ -29,7 +30,6 @@ THRESHOLD = "activation_function.threshold"
 HUB = "hf://"
 
 
-@stored.names_the_file
 def load_circuit_tracer(
     path: str | Path, site: str | None = None, site_out: str | None = None, **download: hub_files.Option
 ) -> LayerTranscoders:
@@ -43,19 +43,34 @@ def load_circuit_tracer(
             "hook_mlp_out".
         download: for files on the hub: `revision`, `cache_dir`, `local_files_only`, `token`, `force_download`.
 
-    Raises ValueError for a folder without such files, for unknown tensors, and if the sites are not known.
+    Raises ValueError for a folder without such files, for unknown tensors, if the sites are not known, and if the hub does not
+    give a file.
     """
     path = Path(path)
+    listed = _listed(path)
+    files = None if listed is None else [_on_disk(file, path, download) for file in listed]
+    return _from_disk(path, site, site_out, files)
+
+
+@stored.names_the_file
+def _listed(path: Path) -> list[str] | None:
+    """The files that a config lists, if it does."""
+    listed = _read_config(path / CONFIG).get("transcoders")
+    if listed is not None and not (isinstance(listed, list) and listed):
+        raise ValueError(f"{path / CONFIG}: transcoders must be a list of files, got {listed!r}")
+    return None if listed is None else [str(file) for file in listed]
+
+
+@stored.names_the_file
+def _from_disk(path: Path, site: str | None, site_out: str | None, files: list[Path] | None) -> LayerTranscoders:
+    """The transcoders of a folder, of these files or of those that are numbered."""
     cfg = _read_config(path / CONFIG)
     sites = site or cfg.get(READ), site_out or cfg.get(WRITTEN)
     if not all(isinstance(name, str) for name in sites):
         raise ValueError(
             f"{path} does not say which sites are read and written: give site='mlp.hook_in', site_out='hook_mlp_out'"
         )
-    listed = cfg.get("transcoders")
-    if listed is not None:
-        files = [_on_disk(str(file), path, download) for file in listed]
-    else:
+    if files is None:
         files = _numbered(path, r"layer_(\d+)\.safetensors") or _numbered(path, r"W_enc_(\d+)\.safetensors")
     if not files:
         raise ValueError(f"{path} has no layer_0.safetensors and no W_enc_0.safetensors")
@@ -126,11 +141,20 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def _on_disk(file: str, folder: Path, download: Mapping[str, hub_files.Option]) -> Path:
-    """A file of the list in a config: relative to the folder, or hf://OWNER/NAME/PATH, downloaded."""
+    """A file of the list in a config: relative to the folder, or hf://OWNER/NAME/PATH, downloaded.
+
+    With its revision, as hf://OWNER/NAME@REVISION/PATH or hf://OWNER/NAME/PATH?revision=REVISION.
+    """
     if not file.startswith(HUB):
         return folder / file
-    owner, name, inside = file.removeprefix(HUB).partition("?")[0].split("/", 2)
-    return hub_files.snapshot(f"{owner}/{name}", [inside], **download) / inside
+    where, _, query = file.removeprefix(HUB).partition("?")
+    if where.count("/") < 2:
+        raise ValueError(f"{folder / CONFIG} lists {file!r}, expected hf://OWNER/NAME/PATH")
+    owner, name, inside = where.split("/", 2)
+    name, _, revision = name.partition("@")
+    revision = parse_qs(query).get("revision", [revision])[0]
+    options = {**download, **({"revision": revision} if revision else {})}
+    return hub_files.snapshot(f"{owner}/{name}", [inside], **options) / inside
 
 
 def _numbered(folder: Path, pattern: str) -> list[Path]:

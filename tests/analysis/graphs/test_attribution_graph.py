@@ -10,12 +10,12 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.attribution.backward_rules import BackwardRules
 from hooked_lm.analysis.attribution.gradients import Tape
-from hooked_lm.analysis.graphs import AttributionGraph, Target, attribution_graph
+from hooked_lm.analysis.graphs import AttributionGraph, Target, attribution_graph, head_loadings, qk_attribution
 from hooked_lm.analysis.graphs.completeness import check_sums, error_of_differences, error_of_sums
 from hooked_lm.analysis.graphs.features import FeatureSources
 from hooked_lm.analysis.graphs.neurons import NeuronSources
 from hooked_lm.analysis.graphs.targets import TargetReads
-from tests.analysis.graphs.models import MODELS, TOKENS, run, tiny, transcoders
+from tests.analysis.graphs.models import MODELS, PLAIN, SIZES, TOKENS, run, tiny, transcoders
 from tests.close import GRADIENT, assert_apart, assert_close, assert_equal
 
 quick = partial(attribution_graph, check=0, control=None, progress=False)
@@ -70,10 +70,12 @@ def test_a_wrong_bias_or_edge_is_noticed() -> None:
     _, _, graph = both("plain")
     ends = [*range(len(graph.features)), graph.n_nodes - 2, graph.n_nodes - 1]
     edges, biases, others, totals = (getattr(graph, name)[ends] for name in ("adjacency", "biases", "others", "totals"))
-    check = partial(check_sums, names=[graph.names[node] for node in ends], dtype=torch.float32)
+    check = partial(check_sums, names=[graph.names[node] for node in ends], eps=torch.finfo(torch.float32).eps)
     check(error_of_sums(edges, biases, others, totals))
     with pytest.raises(ValueError, match="miss its value"):
         check(error_of_sums(edges, 1.05 * biases, others, totals))
+    with pytest.raises(ValueError, match="miss its value"):
+        check(torch.tensor([0.05, *[0.0] * (len(ends) - 1)]), eps=torch.finfo(torch.bfloat16).eps)
     with pytest.raises(ValueError, match="miss its value"):
         check(error_of_sums(edges * (1 - (edges == edges.max()).float()), biases, others, totals))
 
@@ -133,7 +135,9 @@ def test_a_changed_edge_differs_from_the_finite_difference() -> None:
     node = int(edges[-1, : len(rows)].abs().argmax())
     assert error_of_differences(sources, targets_of(graph), rows, [node], edges) < 1e-4
     edges[-1, node] *= 1.1
-    assert error_of_differences(sources, targets_of(graph), rows, [node], edges) > 1e-2
+    layer, position, index = graph.features[node].tolist()
+    with pytest.raises(ValueError, match=f"out of feature {index} of layer {layer} at position {position} differ"):
+        error_of_differences(sources, targets_of(graph), rows, [node], edges)
 
 
 def test_only_earlier_nodes_have_edges() -> None:
@@ -250,6 +254,11 @@ def test_targets_are_the_most_likely_tokens() -> None:
     assert earlier.target_ids[0] == model(TOKENS)[0, 3].argmax()
 
 
+def test_targets_that_count_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="the targets, 'x', have probabilities of 0"):
+        TargetReads([Target("x", torch.ones(16), weight=0.0)])
+
+
 def test_a_difference_is_the_difference_of_edges() -> None:
     model, found, graph = both("gated")
     difference = quick(model, TOKENS, found, answers=(4, 9))
@@ -293,6 +302,12 @@ def test_any_site_is_a_target(site: str) -> None:
          {"targets": Target("x", torch.ones(5), "blocks.0.hook_resid_post")}),
         (ValueError, "is at position 9", {"targets": Target("x", torch.ones(16), position=9)}),
         (ValueError, "control must be", {"control": "twin"}),
+        (ValueError, "check must be at least 0", {"check": -3}),
+        (ValueError, "right and the wrong answer are the same", {"answers": (4, 4)}),
+        (ValueError, "two targets have the name", {"targets": [4, 9, 4]}),
+        (ValueError, "the weight of target 'x' must be above 0", {"targets": Target("x", torch.ones(16), weight=0.0)}),
+        (ValueError, "'x' depends on no token", {"targets": Target("x", torch.ones(16), "hook_embed")}),
+        (ValueError, "'x' depends on no token", {"targets": Target("x", torch.zeros(16))}),
     ],
 )  # fmt: skip
 def test_wrong_arguments(error: type[Exception], match: str, arguments: dict[str, Any]) -> None:
@@ -307,6 +322,52 @@ def test_an_activation_that_is_not_zero_at_zero_is_no_node() -> None:
     model.blocks[1].mlp.act_fn = torch.sigmoid
     with pytest.raises(ValueError, match=r"activation function of 'blocks.1.mlp' is 0.5 at 0"):
         quick(model, TOKENS)
+
+
+def wrong_transcoders() -> dict[str, Any]:
+    right = transcoders(tiny(), "plain")
+    of_deeper = HookedTransformer({**SIZES, **PLAIN, "n_layers": 4})
+    of_wider = HookedTransformer({**SIZES, **PLAIN, "d_model": 32})
+    return {
+        "got a Transcoder": right.parts[0],
+        "got a list": right.parts,
+        "got a str": "demo",
+        "of another model.*blocks.3": transcoders(of_deeper, "plain"),
+        "has width 16, and theirs is 32": transcoders(of_wider, "plain"),
+        "of layer 0 is in training mode.* call transcoders.eval": transcoders(tiny(), "batchtopk").train(),
+    }
+
+
+@pytest.mark.parametrize("match", wrong_transcoders())
+def test_wrong_transcoders(match: str) -> None:
+    """In a graph and in the scores of a head."""
+    model, wrong = tiny(), wrong_transcoders()[match]
+    error = TypeError if match.startswith("got") else ValueError
+    match += "|violates type hint"
+    with pytest.raises(error, match=match):
+        quick(model, TOKENS, wrong)
+    with pytest.raises(error, match=match):
+        qk_attribution(model, TOKENS, "L2H1", transcoders=wrong, control=None)
+
+
+@pytest.mark.parametrize(("of_model", "of_transcoders"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_transcoders_of_another_precision(of_model: str, of_transcoders: str) -> None:
+    """A graph, the heads of its edges and the scores of a head are those of single precision, up to rounding."""
+    model = tiny("gated")
+    single = quick(model, TOKENS, transcoders(model, "across"), targets=[4])
+    scores = qk_attribution(model, TOKENS, "L2H1", transcoders=transcoders(model, "across"), control=None).scores
+    own = transcoders(model, "across").to(getattr(torch, of_transcoders))
+    model.to(getattr(torch, of_model))
+    graph = quick(model, TOKENS, own, targets=[4], max_nodes=30, check=2)
+    ends = [graph.slice_of("token"), single.slice_of("token")]
+    size = float(single.adjacency[-1].abs().max())
+    assert float((graph.adjacency[-1, ends[0]] - single.adjacency[-1, ends[1]]).abs().max()) < 0.1 * size
+    tokens = graph.adjacency[-1, ends[0]]
+    source = ends[0].start + int(tokens.abs().argmax())
+    loadings = head_loadings(model, graph, source, -1, own).values
+    assert float((loadings.sum() - tokens[source - ends[0].start]).abs()) < 0.05 * size
+    found = qk_attribution(model, TOKENS, "L2H1", transcoders=own, control=None)
+    assert float((found.scores - scores).abs().max()) < 0.1 * float(scores.abs().max())
 
 
 def test_the_demo_with_a_bos_token() -> None:

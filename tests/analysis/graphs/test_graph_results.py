@@ -102,6 +102,18 @@ def test_shares_decide_how_much_is_kept() -> None:
         whole.pruned(nodes=1.5)
 
 
+def test_scores_of_a_pruned_graph_are_those_of_the_whole(tmp_path: Path) -> None:
+    """Pruning moves errors to `others`: by itself the part has scores that mean nothing."""
+    whole = graph_of()
+    small = whole.pruned(0.5).pruned(0.9)
+    assert_apart(replace(small, about={}).scores["replacement"], whole.scores["replacement"])
+    assert small.scores == whole.scores
+    small.save(tmp_path / "graph")
+    assert hooked_lm.load(tmp_path / "graph").scores == whole.scores
+    groups = random_graph(1).grouped({"kept": [6, 7], "gone": [0]})
+    assert set(groups.pruned(0.3).supernodes) <= {"kept"}
+
+
 def test_scores_of_a_graph_without_errors_are_one() -> None:
     assert_close([*random_graph(3, n_errors=0).scores.values()], [1.0, 1.0])
     scores = graph_of().scores
@@ -233,6 +245,27 @@ def test_a_supernode_is_changed_at_once() -> None:
     assert_close(one.predicted, other.predicted)
 
 
+def test_one_node_is_a_list_of_one_and_a_group_has_each_once() -> None:
+    model, graph = tiny(), graph_of()
+    found = transcoders(model)
+    name = graph.names[3]
+    one, other, third = (intervene(model, graph, found, nodes=nodes) for nodes in (name, 3, [name]))
+    assert one.nodes == other.nodes == third.nodes == [name]
+    assert_close(one.measured, third.measured)
+    with pytest.raises(ValueError, match="is listed twice in"):
+        intervene(model, graph, found, nodes=[[3, name]])
+    with pytest.raises(ValueError, match="n must be at least 1"):
+        intervene(model, graph, found, n=0)
+
+
+def test_a_placebo_is_the_mean_of_its_draws() -> None:
+    agreement = graph_of().agreement
+    one = [replace(agreement, placebo=of[None]).placebo_correlation["correlation"] for of in agreement.placebo]
+    assert len(one) == 4
+    assert max(one) - min(one) > 0.01, "draws differ"
+    assert_close(agreement.placebo_correlation["correlation"], sum(one) / 4)
+
+
 def test_predictions_of_the_last_layer_are_exact_without_norms() -> None:
     """Nothing responds to its features but the logits, which are linear."""
     model = tiny("unnormed")
@@ -241,7 +274,7 @@ def test_predictions_of_the_last_layer_are_exact_without_norms() -> None:
         last = [node for node, (layer, _, _) in enumerate(graph.features.tolist()) if layer == 2]
         result = intervene(model, graph, found, nodes=last[:6], times=-1.5)
         assert_close(result.measured, result.predicted, depth=GRADIENT, scale=graph.totals.abs().max())
-        assert_apart(result.placebo, result.predicted)
+        assert_apart(result.placebo[0], result.predicted)
 
 
 def test_predictions_are_nearer_than_those_of_a_placebo() -> None:
@@ -275,19 +308,11 @@ def test_interventions_refuse_what_is_no_feature_of_the_model() -> None:
 
 def test_few_nodes_have_no_interval() -> None:
     one = torch.tensor([[1.0], [2.0], [3.0]])
-    found = GraphInterventions(["a", "b", "c"], ["t"], one, 2 * one, -one)
+    found = GraphInterventions(["a", "b", "c"], ["t"], one, 2 * one, -one[None])
     assert_close(found.correlation["correlation"], 1.0)
     assert torch.tensor(found.correlation["low"]).isnan()
     assert_close(found.placebo_correlation["correlation"], -1.0)
     assert_close(found.slope, 2.0)
-
-
-@pytest.mark.slow
-def test_the_twin_is_beside() -> None:
-    model = tiny()
-    graph = quick(model, TOKENS, max_nodes=10, check=4, control="untrained")
-    assert set(graph.control) == {"replacement", "completeness", "correlation"}
-    assert "untrained twin: replacement" in repr(graph)
 
 
 # ---- supernodes ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Attribution graphs in JSON: what a file holds, the way back, and what is refused. `tests/clients` compares circuit-tracer's."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from hooked_lm.analysis.graphs.neuronpedia import from_neuronpedia, to_neuronpedia
+from hooked_lm.analysis.graphs.page import graph_page
 from tests.analysis.graphs.small import random_graph
 from tests.close import assert_close
 
@@ -20,11 +22,47 @@ def test_a_graph_comes_back(tmp_path: Path):
     for name in ("activations", "probabilities", "totals", "biases"):
         assert_close(getattr(found, name), getattr(pruned, name))
     assert found.completeness == graph.completeness
+    assert found.scores == graph.scores
     assert list(found.targets) == list(graph.targets)
     assert found.supernodes == pruned.supernodes
     more = from_neuronpedia(to_neuronpedia(graph, tmp_path / "g.json", nodes=0.95, edges=0.99))
     assert more.names == graph.pruned(0.95, 0.99).names
     assert more.n_edges == graph.pruned(0.95, 0.99).n_edges > found.n_edges
+
+
+def test_targets_are_where_they_are_read(tmp_path: Path):
+    """In the file, in what comes back, and on the page."""
+    graph = replace(random_graph(), reads=[("", 3), ("blocks.0.hook_resid_post", -4)])
+    path = to_neuronpedia(graph, tmp_path / "g.json")
+    nodes = [node for node in json.loads(path.read_text())["nodes"] if node["feature_type"] == "logit"]
+    assert [node["ctx_idx"] for node in nodes] == [3, 1]
+    assert [node["node_id"].rpartition("_")[2] for node in nodes] == ["3", "1"]
+    assert list(from_neuronpedia(path).reads) == [("", 3), ("blocks.0.hook_resid_post", 1)]
+    page = graph_page(graph).to_html()
+    found = json.loads(re.search(r'class="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert [node["position"] for node in found["nodes"] if node["kind"] == "target"] == [3, 1]
+
+
+def test_a_token_without_a_node_has_no_edges(tmp_path: Path):
+    path = to_neuronpedia(graph := random_graph(), tmp_path / "g.json", nodes=1, edges=1)
+    content = json.loads(path.read_text())
+    gone = next(node["node_id"] for node in content["nodes"] if node["feature_type"] == "embedding" and node["ctx_idx"])
+    content["nodes"] = [node for node in content["nodes"] if node["node_id"] != gone]
+    content["links"] = [link for link in content["links"] if link["source"] != gone]
+    path.write_text(json.dumps(content))
+    found = from_neuronpedia(path)
+    assert list(found.tokens) == list(graph.tokens)
+    assert len(found.nodes()) == found.n_nodes
+    assert found.token_ids.tolist().count(-1) == 1
+    assert not found.adjacency[:, found.slice_of("token").start + found.token_ids.tolist().index(-1)].any()
+
+
+def test_no_features_are_looked_up_for_neurons(tmp_path: Path):
+    scans = [
+        json.loads(to_neuronpedia(replace(random_graph(), unit=unit), tmp_path / unit).read_text())["metadata"]["scan"]
+        for unit in ("feature", "neuron")
+    ]
+    assert scans == ["toy", "neurons of toy"]
 
 
 def test_ids_are_different_where_an_error_would_have_that_of_a_feature(tmp_path: Path):

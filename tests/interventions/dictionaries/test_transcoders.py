@@ -641,6 +641,37 @@ def test_circuit_tracer_both_ways(kind: str, tmp_path: Path) -> None:
         assert_close(load_transcoders(folder)(xs), made(xs))
 
 
+@pytest.mark.parametrize(
+    ("listed", "wanted"),
+    [
+        ("hf://owner/name/a/b.safetensors?revision=r1", ("owner/name", "a/b.safetensors", {"revision": "r1"})),
+        ("hf://owner/name@r2/b.safetensors", ("owner/name", "b.safetensors", {"revision": "r2"})),
+        ("hf://owner/name/b.safetensors", ("owner/name", "b.safetensors", {"revision": "mine"})),
+    ],
+)
+def test_files_on_the_hub_have_their_revision(
+    listed: str, wanted: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the hub does not give is not said to be damage of the folder."""
+    asked: list[tuple] = []
+
+    def refuse(repository: str, patterns: list[str], **options: Any) -> Path:
+        asked.append((repository, *patterns, options))
+        raise ValueError("the hub did not give it")
+
+    monkeypatch.setattr("hooked_lm.hub_files.snapshot", refuse)
+    (tmp_path / "config.yaml").write_text(f"transcoders: ['{listed}']")
+    with pytest.raises(ValueError, match=r"^the hub did not give it$"):
+        load_circuit_tracer(tmp_path, READ, WRITTEN, revision="mine")
+    assert asked == [wanted]
+    (tmp_path / "config.yaml").write_text("transcoders: 3")
+    with pytest.raises(ValueError, match="transcoders must be a list of files, got 3"):
+        load_circuit_tracer(tmp_path, READ, WRITTEN)
+    (tmp_path / "config.yaml").write_text("transcoders: ['hf://name']")
+    with pytest.raises(ValueError, match=r"expected hf://OWNER/NAME/PATH"):
+        load_circuit_tracer(tmp_path, READ, WRITTEN)
+
+
 def test_what_circuit_tracer_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no transcoder of kind 'topk': train one of kind 'batchtopk'"):
         save_circuit_tracer(noisy(LayerTranscoders.Config(configs("topk"))), tmp_path)
