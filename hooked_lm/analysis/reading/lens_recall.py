@@ -1,6 +1,7 @@
 """How often a lens shows a token that is known, by layer: what the model says later, or an intermediate result."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import Translator, logit_lens
 from hooked_lm.engine.conversations import reads_chats
-from hooked_lm.engine.prompts import AxisSelection, chosen
+from hooked_lm.engine.prompts import AxisSelection, Messages, chosen
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.results.groups import Groups, checked_groups
@@ -17,7 +18,7 @@ from hooked_lm.results.scores import provenance
 
 __all__ = ["lens_recall"]
 
-Texts = str | Sequence[str] | Sequence[Tensor] | Int[Tensor, "prompt pos"] | Chat
+Texts = str | Sequence[str] | Sequence[Tensor] | Int[Tensor, "prompt pos"] | Chat | Messages
 
 
 @torch.no_grad()
@@ -100,7 +101,7 @@ def _batches(model: Decoder, prompts: Texts) -> list[tuple[list[int], Int[Tensor
     """The places of prompts of one length, and these prompts."""
     if isinstance(prompts, Chat):
         return [(same, prompts[same]) for same in _of_one_length(prompts.attention_mask.sum(1).tolist())]
-    several = [prompts] if isinstance(prompts, str) else prompts
+    several: Any = [prompts] if isinstance(prompts, str) else prompts
     rows = [model.to_tokens(one) if isinstance(one, str) else one.reshape(1, -1) for one in several]
     return [(same, torch.cat([rows[i] for i in same])) for same in _of_one_length([row.shape[1] for row in rows])]
 
