@@ -210,7 +210,7 @@ def vectors_of(model: HookedTransformer, texts: list[str]) -> Tensor:
 )
 def test_the_bundled_verbalizer_reads_what_the_texts_say(model: HookedTransformer, question: str):
     rng = Random(5)
-    items = [verbalizer.item(rng, held_out=True, question=question) for _ in range(20)]
+    items = [verbalizer.item(rng, held_out=True, question=question) for _ in range(20 if question == "country" else 60)]
     texts, answers = [item.text for item in items], [item.answer for item in items]
     options: dict[str, Any] = {"answers": answers, "max_new_tokens": 1}
     prompt = verbalizer.QUESTIONS[question]
