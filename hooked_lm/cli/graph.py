@@ -22,7 +22,8 @@ OF_WHAT = {"sums": "the sizes of what is summed", "differences": "the largest ed
 
 
 @command(
-    "hooked-lm graph demo 'When Mary and John went to the store, John gave a drink to' \\\n"
+    "hooked-lm graph demo \\\n"
+    "  'When Mary and John went to the store, John gave a drink to' \\\n"
     "  --answers ' Mary, John' --max-nodes 100 --html graph.html"
 )
 def graph(

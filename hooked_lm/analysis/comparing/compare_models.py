@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.comparing.model_comparison import LATER, MOST_NEXT, ModelComparison
-from hooked_lm.analysis.reading.lens import Translator, decode, spelled
-from hooked_lm.analysis.reading.lens import _name as lens_name
+from hooked_lm.analysis.reading.lens import Translator, decode, lens_name, spelled
 from hooked_lm.engine.answers import Answers
 from hooked_lm.engine.prompts import AxisSelection, chosen
 from hooked_lm.engine.stacks import refuse_two_stacks

@@ -69,25 +69,25 @@ class ModelComparison(Tabular):
         """The models, versions and settings."""
         return self.sizes.about
 
-    def vector(self, layer: int, position: int) -> Float[Tensor, " d_model"]:
+    def vector(self, layer: int, positions: int) -> Float[Tensor, " d_model"]:
         """The mean difference at a layer and one of the first positions."""
-        layers, positions = (list(labels) for labels in self.axes.values())
-        if layer not in layers or not 0 <= position < len(positions):
+        layers, n_positions = list(self.axes["layer"]), len(self.axes["position"])
+        if layer not in layers or not 0 <= positions < n_positions:
             raise IndexError(
-                f"there is a difference at the layers {layers} and the positions 0 to {len(positions) - 1}, got {layer} and "
-                f"{position}"
+                f"there is a difference at the layers {layers} and the positions 0 to {n_positions - 1}, got {layer} and "
+                f"{positions}"
             )
-        return self.differences[layers.index(layer), position]
+        return self.differences[layers.index(layer), positions]
 
     def verbalize(
-        self, model: Decoder, prompt: Prompts, slot: str | int, *, layer: int, position: int, **options: Any
+        self, model: Decoder, prompt: Prompts, slot: str | int, *, layer: int, positions: int, **options: Any
     ) -> Verbalization:
         """What a model says with the mean difference in the slot of a prompt; see `analysis.verbalize` for the arguments.
 
-        `layer` and `position` are those of the difference; `at_layer=` is the layer that it is put at.
+        `layer` and `positions` are those of the difference; `at_layer=` is the layer that it is put at.
         """
         at_layer = options.pop("at_layer", None)
-        return verbalize(model, self.vector(layer, position), prompt, slot, layer=at_layer, **options)
+        return verbalize(model, self.vector(layer, positions), prompt, slot, layer=at_layer, **options)
 
     def by_token(self, least: int = 1) -> "pd.DataFrame":
         """A row for each token of the prompts: how often it occurs (`count`), the mean `kl` of what follows it, and the mean

@@ -70,14 +70,14 @@ class QKAttribution(Scores):
             self, values=self.values - self.values.nanmean(axis, keepdim=True), scores=of_scores, about=about
         )
 
-    def plot(self, title: str = "", show_values: bool = False, position: Label | None = None) -> "go.Figure":
-        """A heat map of the pairs of sources at one key: `position`, by default the key with the largest score."""
+    def plot(self, title: str = "", show_values: bool = False, positions: Label | None = None) -> "go.Figure":
+        """A heat map of the pairs of sources at one key: `positions`, by default the key with the largest score."""
         if POSITION not in self.axes or len(self.axes) > 3:
             return super().plot(title, show_values)
-        if position is None:
+        if positions is None:
             assert self.scores is not None
-            position = self.axes[POSITION][int(self.scores.mean(-1).nan_to_num(-torch.inf).argmax())]
-        return Scores(self.values, self.axes, about=self.about).select(position=position).plot(title, show_values)
+            positions = self.axes[POSITION][int(self.scores.mean(-1).nan_to_num(-torch.inf).argmax())]
+        return Scores(self.values, self.axes, about=self.about).select(position=positions).plot(title, show_values)
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any] | None:
         kept = [axis for axis in self.axes if axis not in (QUERY, KEY)]

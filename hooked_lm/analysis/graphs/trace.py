@@ -49,7 +49,7 @@ def attribution_graph(
     answers: RightAndWrong | None = None,
     n_logits: int = 10,
     probability: float = 0.95,
-    position: int = -1,
+    positions: int = -1,
     max_nodes: int | None = None,
     round_size: int = ROUND,
     constant_positions: int | None = None,
@@ -78,7 +78,7 @@ def attribution_graph(
             target of a token is its logit minus the mean logit, before a soft cap.
         answers: the right and the wrong next token, whose logit difference is the target.
         n_logits, probability: without targets, the most likely tokens up to this probability in all, at most so many.
-        position: the position of the logits.
+        positions: the position of the logits.
         max_nodes: how many features to keep, those with the largest influence on the targets. None: all active features; of
             neurons 500.
         round_size: how many features are added before influences are computed anew.
@@ -105,7 +105,9 @@ def attribution_graph(
     check_grad_mode("an attribution graph")
     _check_control(control, transcoders)
     tokens = one_prompt(model, prompt, "prompt")
-    _check_numbers(tokens, targets, answers, n_logits, probability, position, max_nodes, round_size, constant_positions)
+    _check_numbers(
+        tokens, targets, answers, n_logits, probability, positions, max_nodes, round_size, constant_positions
+    )
     if check < 0:
         raise ValueError(f"check must be at least 0, the number of features that are ablated, got {check}")
     constant = _n_constant(model, tokens) if constant_positions is None else constant_positions
@@ -116,7 +118,9 @@ def attribution_graph(
         if transcoders is None
         else FeatureSources(model, tokens, transcoders, constant, sites)
     )
-    wanted = TargetReads(_targets(model, sources.frozen.values[FINAL], given, answers, n_logits, probability, position))
+    wanted = TargetReads(
+        _targets(model, sources.frozen.values[FINAL], given, answers, n_logits, probability, positions)
+    )
     wanted.check_widths(sources.frozen.values)
     n = len(sources.features) if max_nodes is None and transcoders is not None else (max_nodes or NEURONS)
     if isinstance(sources, NeuronSources):
@@ -126,7 +130,7 @@ def attribution_graph(
     settings = {
         "n_layers": len(model.blocks),
         "d_vocab": model.cfg.d_vocab,
-        "position": position,
+        "position": positions,
         "max_nodes": max_nodes,
         "round_size": round_size,
         "constant_positions": constant,
@@ -146,7 +150,7 @@ def attribution_graph(
     same: dict[str, Any] = {"answers": answers}
     if answers is None:
         same = {"targets": given or [int(token) for token in found.target_ids]}
-    same |= {"position": position, "round_size": round_size, "check": check, "seed": seed, "max_memory": max_memory}
+    same |= {"positions": positions, "round_size": round_size, "check": check, "seed": seed, "max_memory": max_memory}
     return replace(found, control=_control(model, tokens, transcoders, control, found, same))
 
 

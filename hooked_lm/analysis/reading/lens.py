@@ -221,7 +221,7 @@ def logit_lens(
     grid = (len(which), len(streams[last]), len(at))
     tensors = {name: _gathered([part[name] for part in found], *grid) for name in found[0]}
     axes: dict[str, Sequence[Label]] = {"layer": which, "position": [labels[pos] for pos in at]}
-    about = provenance(model, lens=_name(lens), site=site)
+    about = provenance(model, lens=lens_name(lens), site=site)
     return _result(model, tensors, axes, about, wanted)
 
 
@@ -351,7 +351,7 @@ def spelled(model: Decoder, tokens: Tensor) -> dict[int, str]:
     return {token: model.to_single_str_token(token) for token in ids}
 
 
-def _name(lens: Translator | None) -> str:
+def lens_name(lens: Translator | None) -> str:
     """What a lens is called: its name, or its class in words, such as "tuned lens"."""
     if lens is None:
         return "logit lens"

@@ -230,7 +230,7 @@ def test_a_planted_topic_is_read_and_not_in_the_controls(model: HookedTransforme
     said = {
         name: [
             each.verbalize(
-                model, verbalizer.QUESTIONS["city"], verbalizer.SLOT, layer=1, position=position, adapter=verbalizer.PATH,
+                model, verbalizer.QUESTIONS["city"], verbalizer.SLOT, layer=1, positions=position, adapter=verbalizer.PATH,
                 max_new_tokens=1, control=None,
             ).texts[0][0]
             for position in (3, 4)

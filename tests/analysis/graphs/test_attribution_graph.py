@@ -250,7 +250,7 @@ def test_targets_are_the_most_likely_tokens() -> None:
     assert_close(graph.probabilities, probabilities[graph.target_ids].detach())
     assert graph.probabilities.sum() >= 0.5 > graph.probabilities[:-1].sum()
     assert len(quick(model, TOKENS, found, n_logits=2, max_nodes=1).targets) == 2
-    earlier = quick(model, TOKENS, found, position=3, max_nodes=1)
+    earlier = quick(model, TOKENS, found, positions=3, max_nodes=1)
     assert earlier.target_ids[0] == model(TOKENS)[0, 3].argmax()
 
 
@@ -295,7 +295,7 @@ def test_any_site_is_a_target(site: str) -> None:
         (ValueError, "n_logits must be at least 1", {"n_logits": 0}),
         (ValueError, "max_nodes must be at least 1", {"max_nodes": 0}),
         (ValueError, "probability must be", {"probability": 0.0}),
-        (ValueError, "position 7 is out of range", {"position": 7}),
+        (ValueError, "position 7 is out of range", {"positions": 7}),
         (ValueError, "constant_positions must be from 0 to 6", {"constant_positions": 7}),
         (ValueError, "targets are empty", {"targets": []}),
         (ValueError, "has 5 entries, and 'blocks.0.hook_resid_post' has 16",
