@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hooked_lm.analysis.graphs import AttributionGraph
 
 FORMATS = {"influence": ".4f", "activation": ".2f"}
+COLUMNS = ["name", "kind", "layer", "position", "token", "index", "activation", "influence", "total", "bias", "others"]
 OF_WHAT = {"sums": "the sizes of what is summed", "differences": "the largest edge out of a node"}
 
 
@@ -59,7 +60,6 @@ def graph(
     """
     check_writable(html, neuronpedia, save)
     from hooked_lm.analysis.graphs import attribution_graph, graph_page, to_neuronpedia
-    from hooked_lm.engine.answers import right_and_wrong
     from hooked_lm.interventions.dictionaries import load_transcoders
     from hooked_lm.reports.circuit import answers_of
 
@@ -67,9 +67,7 @@ def graph(
     given, words = prompt_of(loaded, prompt)
     options: dict[str, Any] = {"max_nodes": max_nodes, "check": check}
     if answers is not None:
-        right, wrong = (side for [side] in answers_of([answers]))
-        right_and_wrong(right, wrong, loaded)  # raises for two that are the same
-        options["answers"] = right, wrong
+        options["answers"] = tuple(side for [side] in answers_of([answers]))
     if transcoders is not None:
         options["transcoders"] = load_transcoders(transcoders)
     found = attribution_graph(loaded, getattr(given, "tokens", given), **options)
@@ -87,6 +85,18 @@ def graph(
     return {
         "model": model,
         "tokens": words,
+        **_content(found, small),
+        "nodes": records(table.astype(object).where(table.notna(), None)),
+        "edges": records(small.to_dataframe()),
+        "html": html and html.resolve(),
+        "neuronpedia": neuronpedia and neuronpedia.resolve(),
+        "graph": save and save.resolve(),
+    }
+
+
+def _content(found: "AttributionGraph", small: "AttributionGraph") -> Result:
+    """What a graph is of, how much of it is shown, and what was measured."""
+    return {
         "targets": list(found.targets),
         "unit": found.unit,
         "n_nodes": small.n_nodes,
@@ -97,11 +107,6 @@ def graph(
         "scores": found.scores,
         "agreement": None if found.agreement is None else found.agreement.correlation,
         "control": found.control or None,
-        "nodes": records(table.astype(object).where(table.notna(), None)),
-        "edges": records(small.to_dataframe()),
-        "html": html and html.resolve(),
-        "neuronpedia": neuronpedia and neuronpedia.resolve(),
-        "graph": save and save.resolve(),
     }
 
 
@@ -133,20 +138,7 @@ def _show(found: "AttributionGraph", small: "AttributionGraph", k: int) -> "pd.D
         for row in records(largest)
     ]
     show_table(rows, FORMATS)
-    columns = [
-        "name",
-        "kind",
-        "layer",
-        "position",
-        "token",
-        "index",
-        "activation",
-        "influence",
-        "total",
-        "bias",
-        "others",
-    ]
-    return table[columns]
+    return table[COLUMNS]
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Run in a process of its own: TransformerLens 4.3 itself, first on the path, and its Jacobian lens on a bridge of a tiny GPT-2.
+"""Run in a separate process: TransformerLens 4.3 itself, first on the path, and its Jacobian lens on a bridge of a tiny GPT-2.
 
 `python jacobian_lens_of_4.py FOLDER CASE` reads the checkpoint and `given.pt` of CASE (the prompts, a lens of ours and vectors to
 decompose), and writes the lens that it fits to `theirs.pt`, and what it reads to `found.pt` there.

@@ -1,6 +1,6 @@
 """The Jacobian lens of TransformerLens 4.3 on a tiny GPT-2: the same matrices, the same readings, and files of both packages.
 
-It runs in a process of its own (`jacobian_lens_of_4.py`), in which that package is `transformer_lens`.
+It runs in a separate process (`jacobian_lens_of_4.py`), in which that package is `transformer_lens`.
 """
 
 import os

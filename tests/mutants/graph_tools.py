@@ -42,8 +42,6 @@ GRAPH_TOOLS = mutants({
          "moved = (after[site] - live.values[site])[0].float() / times", "moved = (after[site] - live.values[site])[0].float()"),
     ],
     "analysis/graphs/neuronpedia.py": [
-        ("influence is added up from the smallest node", "viz/test_attribution_graph.py::what_is_kept",
-         "largest, order = of.sort(descending=True)", "largest, order = of.sort()"),
         ("an error has the id of a feature", "analysis/graphs/test_neuronpedia_graphs.py::ids_are_different",
          'f"{name}_error" if name in features else name', "name"),
         ("links are written from target to source", "analysis/graphs/test_neuronpedia_graphs.py::comes_back",

@@ -65,8 +65,7 @@ def to_neuronpedia(
         raise TypeError(
             f"prompt must be one text, since a graph is of one; got {kind_of(prompt)}. Write a file for each of several prompts"
         )
-    if not SLUG.fullmatch(slug):
-        raise ValueError(f"slug must be small letters, digits and hyphens, such as 'indirect-objects'; got {slug!r}")
+    check_slug(slug)
     writable(path)
     circuit.check(Graph.of(model))
     circuit = circuit.pruned()
@@ -82,6 +81,12 @@ def to_neuronpedia(
     with replacing(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=1, allow_nan=False), encoding="utf-8")
     return Path(path)
+
+
+def check_slug(slug: str) -> None:
+    """Raises ValueError for a name that viewers do not take."""
+    if not SLUG.fullmatch(slug):
+        raise ValueError(f"slug must be small letters, digits and hyphens, such as 'indirect-objects'; got {slug!r}")
 
 
 def from_neuronpedia(path: str | Path, model: Decoder) -> Circuit:

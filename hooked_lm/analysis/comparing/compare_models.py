@@ -12,7 +12,7 @@ from hooked_lm.analysis.reading.lens import Translator, decode, lens_name, spell
 from hooked_lm.engine.answers import Answers
 from hooked_lm.engine.prompts import AxisSelection, chosen
 from hooked_lm.engine.stacks import refuse_two_stacks
-from hooked_lm.interventions.dictionaries.stream import inputs_of
+from hooked_lm.interventions.dictionaries.stream import check_same_inputs, inputs_of
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.weights.weight_scope import under_adapter
 from hooked_lm.progress import progress_bar
@@ -175,9 +175,7 @@ def _same_inputs(
     """Token ids and the mask of real tokens; ValueError if the models read other ids in the same texts."""
     (tokens, mask), (others, _) = (inputs_of(model, prompts, rows) for model in (base, tuned))
     assert isinstance(tokens, Tensor)
-    assert isinstance(others, Tensor)
-    if tokens.shape != others.shape or not torch.equal(tokens.cpu(), others.cpu()):
-        raise ValueError("the models read other tokens in the same texts: give prompts as ids that both know")
+    check_same_inputs(tokens, others)
     return tokens.cpu(), (torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask).cpu()
 
 

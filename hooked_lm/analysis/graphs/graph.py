@@ -139,7 +139,7 @@ class AttributionGraph(Tabular):
         return [position % n for _, position in self.reads] if self.reads else [n - 1] * len(self.targets)
 
     def node(self, name: str | int) -> int:
-        """The number of a node, by its name or number. Raises ValueError for a node that there is not."""
+        """The number of a node, by its name or number. Raises ValueError for an unknown node."""
         if isinstance(name, int) and -self.n_nodes <= name < self.n_nodes:
             return name % self.n_nodes
         if name not in self.names:
@@ -185,7 +185,7 @@ class AttributionGraph(Tabular):
     def grouped(self, supernodes: Mapping[str, Sequence[str | int]]) -> "AttributionGraph":
         """The graph with these supernodes: names of groups, each with its nodes by name or number.
 
-        Raises ValueError for a node that there is not, and for one in two groups.
+        Raises ValueError for an unknown node, and for one in two groups.
         """
         found = {name: [self.node(node) for node in nodes] for name, nodes in supernodes.items()}
         members = [node for nodes in found.values() for node in nodes]
@@ -340,3 +340,13 @@ class AttributionGraph(Tabular):
         """The numbers of the untrained twin, in words."""
         numbers = ", ".join(f"{name} {value:.2f}" for name, value in self.control.items())
         return f"; untrained twin: {numbers}" if numbers else ""
+
+
+def checked_labels(graph: AttributionGraph, labels: Mapping[str, str] | None) -> dict[str, str]:
+    """Texts of nodes by name; ValueError for a name that no node has."""
+    labels = dict(labels or {})
+    if unknown := [name for name in labels if name not in graph.names]:
+        raise ValueError(
+            f"labels has {unknown[0]!r}, which is no node of the graph; its nodes are as {graph.names[0]!r}"
+        )
+    return labels

@@ -45,6 +45,16 @@ def influence(shares: Matrix, weights: Nodes) -> Nodes:
     raise ValueError("the edges of the graph form a cycle: influences have no limit")
 
 
+def cumulative(of: Nodes) -> Nodes:
+    """For each node the share of the sum that the nodes from the largest to this one have together.
+
+    >>> cumulative(torch.tensor([1.0, 3.0]))
+    tensor([1.0000, 0.7500])
+    """
+    largest, order = of.sort(descending=True)
+    return torch.zeros_like(of).index_copy(0, order, largest.cumsum(0) / largest.sum())
+
+
 def threshold(scores: Float[Tensor, " score"], share: float) -> Float[Tensor, ""]:
     """The smallest of the largest scores that together are this share of the sum."""
     largest = scores.sort(descending=True).values

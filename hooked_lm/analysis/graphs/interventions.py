@@ -201,11 +201,15 @@ def targets_of(graph: AttributionGraph) -> TargetReads:
     return TargetReads([Target(name, direction, site or None, position) for name, direction, (site, position) in each])
 
 
+def drawn(graph: AttributionGraph, n: int, seed: int) -> list[str]:
+    """The names of n features of a graph, or of all if there are fewer, drawn at random; in their order."""
+    order = torch.randperm(len(graph.features), generator=torch.Generator().manual_seed(seed))
+    return [graph.names[place] for place in order[:n].sort().values.tolist()]
+
+
 def _groups(graph: AttributionGraph, nodes: Nodes | None, n: int, seed: int) -> tuple[list[list[int]], list[str]]:
     """The features that each intervention changes, and its name."""
-    if nodes is None:
-        drawn = torch.randperm(len(graph.features), generator=torch.Generator().manual_seed(seed))[:n].sort().values
-        nodes = drawn.tolist()
+    nodes = drawn(graph, n, seed) if nodes is None else nodes
     found, names = [], []
     for node in [nodes] if isinstance(nodes, (str, int)) else nodes:
         if isinstance(node, str) and node in graph.supernodes:

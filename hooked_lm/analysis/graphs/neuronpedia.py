@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
+from hooked_lm.analysis.circuits.neuronpedia import check_slug
 from hooked_lm.analysis.graphs import influence
-from hooked_lm.analysis.graphs.graph import ERROR, FEATURE, TARGET, TOKEN, AttributionGraph
+from hooked_lm.analysis.graphs.graph import ERROR, FEATURE, TARGET, TOKEN, AttributionGraph, checked_labels
 from hooked_lm.files import replacing, writable
 
 __all__ = ["from_neuronpedia", "to_neuronpedia"]
 
 KINDS = {FEATURE: "cross layer transcoder", ERROR: "mlp reconstruction error", TOKEN: "embedding", TARGET: "logit"}
-SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 VIRTUAL = 10_000_000  # from here on ids of targets that are no tokens, if the size of the vocabulary is not known
 NAMED = "graph-metadata.json"
 Node = dict[str, Any]
@@ -78,13 +76,8 @@ def to_neuronpedia(
     ['0_7_0', 'E_5_0', '2_8_0']
     True
     """
-    if not SLUG.fullmatch(slug):
-        raise ValueError(f"slug must be small letters, digits and hyphens, such as 'indirect-objects'; got {slug!r}")
-    labels = dict(labels or {})
-    if unknown := [name for name in labels if name not in graph.names]:
-        raise ValueError(
-            f"labels has {unknown[0]!r}, which is no node of the graph; its nodes are as {graph.names[0]!r}"
-        )
+    check_slug(slug)
+    labels = checked_labels(graph, labels)
     writable(path)
     content = _content(graph, nodes, edges, slug, scan, labels)
     with replacing(path) as unfinished:
@@ -115,7 +108,7 @@ def _content(
 ) -> dict[str, Any]:
     n_ends = len(graph.tokens) + len(graph.targets)
     kept, links = influence.pruned(graph.adjacency, graph.weights, len(graph.features), n_ends, nodes, edges)
-    shares, ids = cumulative(graph.influence), node_ids(graph)
+    shares, ids = influence.cumulative(graph.influence), node_ids(graph)
     inside = (links & kept[:, None] & kept[None] & (graph.adjacency != 0)).nonzero().tolist()
     ends = {node for pair in inside for node in pair}
     written = [
@@ -154,16 +147,6 @@ def _content(
             for target, source in inside
         ],
     }
-
-
-def cumulative(of: Float[Tensor, " node"]) -> Float[Tensor, " node"]:
-    """For each node the share of the sum that the nodes from the largest to this one have together.
-
-    >>> cumulative(torch.tensor([1.0, 3.0]))
-    tensor([1.0000, 0.7500])
-    """
-    largest, order = of.sort(descending=True)
-    return torch.zeros_like(of).index_copy(0, order, largest.cumsum(0) / largest.sum())
 
 
 def _scan(graph: AttributionGraph) -> str:

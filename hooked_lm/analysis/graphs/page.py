@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hooked_lm.analysis.graphs.graph import ERROR, FEATURE, TARGET, TOKEN, AttributionGraph
-from hooked_lm.analysis.graphs.neuronpedia import cumulative
+from hooked_lm.analysis.graphs.graph import ERROR, FEATURE, TARGET, TOKEN, AttributionGraph, checked_labels
+from hooked_lm.analysis.graphs.influence import cumulative
 from hooked_lm.analysis.reading.feature_report import FeatureReport
 from hooked_lm.viz.attribution_graph import GraphNode, attribution_graph_view
 from hooked_lm.viz.features import feature_card
@@ -40,11 +40,7 @@ def graph_page(
 
     Raises ValueError for labels of nodes that the graph lacks, and for shares outside of 0 to 1.
     """
-    labels = dict(labels or {})
-    if unknown := [name for name in labels if name not in graph.names]:
-        raise ValueError(
-            f"labels has {unknown[0]!r}, which is no node of the graph; its nodes are as {graph.names[0]!r}"
-        )
+    labels = checked_labels(graph, labels)
     small = graph.pruned(nodes, edges)
     shares = dict(zip(graph.names, cumulative(graph.influence).tolist(), strict=True))
     sizes = dict(zip(graph.names, graph.influence.tolist(), strict=True))

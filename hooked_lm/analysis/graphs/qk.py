@@ -183,7 +183,7 @@ def _result(run: QKRun, found: ScoreTerms, is_one: bool) -> QKAttribution:
 
 
 def _heads_of(model: Decoder, heads: str | Sequence[str]) -> tuple[int, list[int]]:
-    """The layer and the indices of heads. Raises ValueError for heads of several layers, IndexError for one that there is not."""
+    """The layer and the indices of heads. Raises ValueError for heads of several layers, IndexError for an unknown one."""
     labels = [heads] if isinstance(heads, str) else list(heads)
     found = [parse_head_label(label) for label in labels]
     layers = sorted({layer for layer, _ in found})

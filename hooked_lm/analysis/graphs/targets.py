@@ -101,8 +101,8 @@ def _of_width(direction: Direction, value: Tensor) -> Direction:
 
 
 def checked_targets(model: Decoder, targets: Sequence[Target], n_pos: int) -> list[Target]:
-    """The targets with full names of sites. Raises ValueError for a direction with several axes, a position that there is not,
-    a weight that is not positive, and for a site without positions, KeyError for one that there is not."""
+    """The targets with full names of sites. Raises ValueError for a direction with several axes, a position out of range,
+    a weight that is not positive, and for a site without positions, KeyError for an unknown site."""
     for target in targets:
         if not target.weight > 0:
             raise ValueError(f"the weight of target {target.name!r} must be above 0, got {target.weight}")

@@ -14,8 +14,8 @@ from hooked_lm.analysis.graphs.build import ROUND, EdgeRows
 from hooked_lm.analysis.graphs.completeness import biases_of, check_sums, error_of_differences, error_of_sums
 from hooked_lm.analysis.graphs.features import FeatureSources
 from hooked_lm.analysis.graphs.frozen import FINAL
-from hooked_lm.analysis.graphs.graph import FEATURE, AttributionGraph
-from hooked_lm.analysis.graphs.interventions import intervene, one_prompt
+from hooked_lm.analysis.graphs.graph import AttributionGraph
+from hooked_lm.analysis.graphs.interventions import drawn, intervene, one_prompt
 from hooked_lm.analysis.graphs.neurons import NeuronSources
 from hooked_lm.analysis.graphs.sources import Sources
 from hooked_lm.analysis.graphs.targets import Target, TargetReads, checked_targets, logit_targets
@@ -106,45 +106,28 @@ def attribution_graph(
     _check_control(control, transcoders)
     tokens = one_prompt(model, prompt, "prompt")
     _check_numbers(
-        tokens, targets, answers, n_logits, probability, positions, max_nodes, round_size, constant_positions
+        tokens, targets, answers, n_logits, probability, positions, max_nodes, round_size, constant_positions, check
     )
-    if check < 0:
-        raise ValueError(f"check must be at least 0, the number of features that are ablated, got {check}")
     constant = _n_constant(model, tokens) if constant_positions is None else constant_positions
     given = _as_list(model, targets, tokens.shape[1])
-    sites = [each.site for each in given or () if isinstance(each, Target) and each.site is not None]
-    sources: Sources = (
-        NeuronSources(model, tokens, constant, sites)
-        if transcoders is None
-        else FeatureSources(model, tokens, transcoders, constant, sites)
-    )
+    sources = _sources(model, tokens, transcoders, constant, given)
     wanted = TargetReads(
         _targets(model, sources.frozen.values[FINAL], given, answers, n_logits, probability, positions)
     )
     wanted.check_widths(sources.frozen.values)
-    n = len(sources.features) if max_nodes is None and transcoders is not None else (max_nodes or NEURONS)
+    n = max_nodes or (NEURONS if transcoders is None else len(sources.features))
     if isinstance(sources, NeuronSources):
         _choose_candidates(sources, wanted, n, memory_of(max_memory, tokens.device))
     rows = EdgeRows(sources, wanted, n, max_memory)
     rows.add_most_influential(round_size, progress)
-    settings = {
-        "n_layers": len(model.blocks),
-        "d_vocab": model.cfg.d_vocab,
-        "position": positions,
-        "max_nodes": max_nodes,
-        "round_size": round_size,
-        "constant_positions": constant,
-        "seed": seed,
-    }
-    about = provenance(model, prompt=prompt if isinstance(prompt, str) else None, **settings)
+    how = {"max_nodes": max_nodes, "round_size": round_size, "constant_positions": constant, "seed": seed}
+    sizes = {"n_layers": len(model.blocks), "d_vocab": model.cfg.d_vocab}
+    about = provenance(model, prompt=prompt if isinstance(prompt, str) else None, **sizes, position=positions, **how)
     if transcoders is not None:
         about["transcoders"] = repr(transcoders)
     found = _graph(model, rows, about)
     if check:
-        small = found.pruned()
-        names = small.names[small.slice_of(FEATURE)]
-        drawn = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))[:check].sort().values
-        nodes = [names[place] for place in drawn.tolist()]
+        nodes = drawn(found.pruned(), check, seed)
         measured = intervene(model, found, transcoders, nodes=nodes, seed=seed, max_memory=max_memory)
         found = replace(found, agreement=measured)
     same: dict[str, Any] = {"answers": answers}
@@ -152,6 +135,20 @@ def attribution_graph(
         same = {"targets": given or [int(token) for token in found.target_ids]}
     same |= {"positions": positions, "round_size": round_size, "check": check, "seed": seed, "max_memory": max_memory}
     return replace(found, control=_control(model, tokens, transcoders, control, found, same))
+
+
+def _sources(
+    model: Decoder,
+    tokens: Int[Tensor, "1 pos"],
+    transcoders: LayerTranscoders | None,
+    constant: int,
+    given: list[str | int | Target] | None,
+) -> Sources:
+    """The features of the transcoders, or the neurons, and the values at the sites that targets read."""
+    sites = [each.site for each in given or () if isinstance(each, Target) and each.site is not None]
+    if transcoders is None:
+        return NeuronSources(model, tokens, constant, sites)
+    return FeatureSources(model, tokens, transcoders, constant, sites)
 
 
 def _check_control(control: str | LayerTranscoders | None, transcoders: LayerTranscoders | None) -> None:
@@ -298,7 +295,10 @@ def _check_numbers(
     max_nodes: int | None,
     round_size: int,
     constant_positions: int | None,
+    check: int,
 ) -> None:
+    if check < 0:
+        raise ValueError(f"check must be at least 0, the number of features that are ablated, got {check}")
     if targets is not None and answers is not None:
         raise TypeError("targets and answers are both given: answers are short for the difference of two logits")
     n_pos = tokens.shape[1]

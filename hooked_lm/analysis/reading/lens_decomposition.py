@@ -23,10 +23,15 @@ from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import pandas as pd
     import plotly.graph_objects as go
+
+    optimize: ModuleType
 else:
     pd = lazy_import("pandas", "viz")
+    optimize = lazy_import("scipy.optimize", "probes")
 
 __all__ = ["LensDecomposition", "lens_decomposition"]
 
@@ -132,7 +137,8 @@ def lens_decomposition(
         seed: seed of the rotations.
 
     Warns if random directions explain about as much. Raises ValueError for vectors of another width or of length 0, a lens of
-    another model, and numbers out of range; IndexError for a layer that the model lacks.
+    another model, and numbers out of range; IndexError for a layer that the model lacks; ImportError without scipy
+    (`pip install 'hooked-lm[probes]'`).
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import fit_jacobian_lens
@@ -225,36 +231,8 @@ def _pursued(
             taken[row, token[row]] = True
             chosen = tokens[row, : step + 1]
             units = directions.of(chosen) / directions.lengths[chosen][:, None]
-            coefficients[row, : step + 1] = nonnegative_least_squares(units.T, x[row])
+            fitted, _ = optimize.nnls(*(each.double().cpu().numpy() for each in (units.T, x[row])))
+            coefficients[row, : step + 1] = torch.from_numpy(fitted)
             left[row] = x[row] - coefficients[row, : step + 1] @ units
         shares.append(1 - left.square().sum(-1) / whole)
     return tokens, coefficients, torch.stack(shares)
-
-
-def nonnegative_least_squares(A: Float[Tensor, "row column"], b: Float[Tensor, " row"]) -> Float[Tensor, " column"]:
-    """The x >= 0 with the smallest |A x - b| (Lawson and Hanson 1974), computed in fp64.
-
-    >>> nonnegative_least_squares(torch.eye(2), torch.tensor([3.0, -1.0]))
-    tensor([3., 0.])
-    """
-    A64, b64 = A.double(), b.double()
-    G, h = A64.T @ A64, A64.T @ b64
-    x, free = torch.zeros_like(h), torch.zeros_like(h, dtype=torch.bool)
-    smallest = 1e-10 * float(b64.norm()) * float(A64.norm())
-    for _ in range(3 * len(h)):
-        slope = (h - G @ x).masked_fill(free, -torch.inf)
-        if slope.max() <= smallest:
-            break
-        free[slope.argmax()] = True
-        while free.any():
-            z = torch.zeros_like(x)
-            z[free] = torch.linalg.lstsq(G[free][:, free], h[free, None]).solution[:, 0]
-            below = free & (z <= 0)
-            if not below.any():
-                x = z
-                break
-            step = (x[below] / (x[below] - z[below])).min()  # as far as the first that reaches 0
-            x = x + step * (z - x)
-            free &= ~(below & (x <= 1e-12 * x.abs().max()))
-            x = x * free
-    return x.to(A.dtype)

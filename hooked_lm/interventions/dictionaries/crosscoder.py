@@ -17,7 +17,7 @@ from hooked_lm.extras import lazy_import
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.architectures import BatchTopK
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
-from hooked_lm.interventions.dictionaries.stream import Activations, Pair, Prompts, Stream
+from hooked_lm.interventions.dictionaries.stream import Activations, Pair, Prompts, Stream, check_same_inputs
 from hooked_lm.interventions.dictionaries.train import train_on
 from hooked_lm.interventions.dictionaries.training import TrainingConfig
 from hooked_lm.models.decoder import Decoder
@@ -51,7 +51,7 @@ class PairedActivations(NotebookRepr):
     ) -> None:
         self.streams = [Activations(model, prompts, site, **options) for model in (base, tuned)]
         self.adapter = adapter
-        self._check(self.streams[0].batches(0)[0])
+        check_same_inputs(*(stream.inputs(self.streams[0].batches(0)[0])[0] for stream in self.streams))
 
     @property
     def site(self) -> str:
@@ -64,18 +64,12 @@ class PairedActivations(NotebookRepr):
     def fill(self, number: int) -> Pair:
         (base, tuned), batches = self.streams, self.streams[0].batches(number)
         for rows in batches:
-            self._check(rows)
+            check_same_inputs(*(stream.inputs(rows)[0] for stream in self.streams))
         first = torch.cat([base.vectors(rows)[0] for rows in batches])
         with under_adapter(tuned.model, self.adapter):
             second = torch.cat([tuned.vectors(rows)[0] for rows in batches])
         both = torch.cat([first, second.to(first.device)], 1)
         return both, both
-
-    def _check(self, rows: Sequence[int]) -> None:
-        """Raises ValueError if the models read other tokens in these prompts."""
-        first, second = (stream.inputs(rows)[0] for stream in self.streams)
-        if isinstance(first, Tensor) and isinstance(second, Tensor) and not torch.equal(first.cpu(), second.cpu()):
-            raise ValueError("the models read other tokens in the same texts: give prompts as ids that both know")
 
     def about(self) -> dict[str, Any]:
         base = self.streams[0].about()
@@ -157,7 +151,7 @@ class Crosscoder(Tabular):
         """How much of each feature there is in either model: latent scaling (Minder et al. 2025, arXiv:2504.02922).
 
         A feature may look as if one model had it alone, because training took its direction out of the other, whose vectors
-        contain it all the same. So the feature, times its direction in the model where that is longer, is fitted to what each
+        contain it anyway. So the feature, times its direction in the model where that is longer, is fitted to what each
         model has at the same tokens; the factor with the least squared error says how much of it there is. "error": in the part
         of the vectors that the other features do not explain; "reconstruction": in what the whole dictionary explains. "ratio" is
         the smaller model's factor over the other one's: near 0 for a feature that one model has alone, near 1 for one of both.

@@ -228,6 +228,13 @@ def inputs_of(model: HookedRootModule, prompts: Prompts, rows: Sequence[int]) ->
     return tokens.to(device), mask.bool().to(device)
 
 
+def check_same_inputs(first: object, second: object) -> None:
+    """Raises ValueError if two models read other tokens in the same texts."""
+    pair = [each.cpu() for each in (first, second) if isinstance(each, Tensor)]
+    if len(pair) == 2 and not torch.equal(*pair):
+        raise ValueError("the models read other tokens in the same texts: give prompts as ids that both know")
+
+
 def one_site(model: HookedRootModule, site: Site) -> str:
     """The full name of one site; ValueError if the name matches several."""
     names = model.names(site)

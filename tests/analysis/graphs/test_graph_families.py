@@ -32,6 +32,7 @@ PLAIN = {
     "olmo2",
     "cohere",
 }
+WITHOUT_MLP = {"falcon_mamba", "mamba", "mamba2", "rwkv", "zamba", "zamba2"}
 EXPERTS = {"mixtral", "gpt_oss", "qwen3_moe", "deepseek_v3"}
 
 
@@ -40,8 +41,10 @@ EXPERTS = {"mixtral", "gpt_oss", "qwen3_moe", "deepseek_v3"}
 @pytest.mark.parametrize("case", DECODER_CASES, ids=str)
 def test_sums_are_exact_or_the_part_is_named(case: Case, unit: str) -> None:
     model = hooked(case)
-    if unit == "feature" and not any(has_part(block, "mlp") for block in model.blocks):
-        pytest.skip("no MLP that transcoders replace")
+    has_mlp = any(has_part(block, "mlp") for block in model.blocks)
+    assert has_mlp != (case.family in WITHOUT_MLP)
+    if unit == "feature" and not has_mlp:
+        return  # transcoders have nothing to replace
     tokens = prompt(case, 1, min(case.n_prompt, 12))
     exact = case.family in PLAIN or (case.family in EXPERTS and unit == "feature")
     found = None if unit == "neuron" else transcoders(model)
