@@ -63,7 +63,7 @@ def files(repository: str, **download: Option) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-def dataset(name: str, *parts: Any, **options: Any) -> Any:
+def dataset(name: str, *parts: str | None, **options: object) -> Any:
     """The data set of a repository, by `datasets.load_dataset`; without a connection, what was downloaded before.
 
     Raises ConnectionError, with the reason, if that is nothing; ImportError if the package `datasets` is not installed.

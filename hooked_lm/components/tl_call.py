@@ -3,7 +3,7 @@
 from typing import Any
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.kv_cache import ContinuedEntry, KeyValueCache, KeyValueCacheEntry
 from hooked_lm.components.masks import Scores
@@ -41,12 +41,14 @@ class CallContext(StackContext):
 
 
 def attention_context(
-    attn: Any, query_input: Tensor, context: object, layer: object, *args: object, **kwargs: object
+    attn: nn.Module, query_input: Tensor, context: object, layer: object, *args: object, **kwargs: object
 ) -> CallContext:
     """The context of a call of attention; positional arguments are in the order of `names`."""
     names = ("past_kv_cache_entry", "additive_attention_mask", "attention_mask", "position_bias")
     arguments = _bind(names, (context, None if type(layer) is int else layer, *args), kwargs)
-    if arguments.get("position_bias") is not None and not getattr(attn.position_bias, "is_from_context", False):
+    if arguments.get("position_bias") is not None and not getattr(
+        getattr(attn, "position_bias", None), "is_from_context", False
+    ):
         raise ValueError("this attention takes no position_bias; pass it as additive_attention_mask")
     return CallContext(query_input, **arguments)
 

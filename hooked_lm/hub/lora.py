@@ -327,7 +327,7 @@ def _read(
     return parts, whole
 
 
-def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+def _of_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
     """The value of the first pattern that matches the end of a module's name, as peft finds it."""
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
 

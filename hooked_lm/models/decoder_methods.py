@@ -289,7 +289,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
 
     def _resumed(
         self,
-        input: Any,
+        input: object,
         tokens: Int[Tensor, "batch pos"] | VisionInputs | None,
         pos_embed: Tensor | None,
         mask: Tensor | None,

@@ -444,7 +444,7 @@ class Scores(NotebookRepr):
         return [table, about, how]
 
 
-def provenance(model: Any, **settings: Any) -> dict[str, Any]:
+def provenance(model: object, **settings: object) -> dict[str, Any]:
     """The origin of results: the model's name, versions, and settings such as a seed."""
     name = str(getattr(getattr(model, "cfg", None), "model_name", None) or type(model).__name__)
     return {"model": name, "hooked_lm": version("hooked-lm"), "torch": str(torch.__version__), **settings}

@@ -14,7 +14,7 @@ from hooked_lm.engine.prompts import AxisSelection, chosen
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.interventions.dictionaries.stream import check_same_inputs, inputs_of
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.weights.weight_scope import under_adapter
+from hooked_lm.models.weights.weight_scope import AdapterOrPath, under_adapter
 from hooked_lm.progress import progress_bar
 from hooked_lm.results.scores import Scores, provenance
 
@@ -34,7 +34,7 @@ def compare_models(
     lens: Translator | None = None,
     answers: Answers | None = None,
     wrong_answers: Answers | None = None,
-    adapter: Any = None,
+    adapter: AdapterOrPath | None = None,
     batch_size: int = 32,
     seed: int = 0,
     progress: bool | None = None,
@@ -148,7 +148,9 @@ class _Sums:
 _Run = tuple[Float[Tensor, "layer batch pos d_model"], Float[Tensor, "batch pos d_vocab"]]
 
 
-def _run(model: Decoder, tokens: Tensor, mask: Bool[Tensor, "batch pos"], sites: Sequence[str], adapter: Any) -> _Run:
+def _run(
+    model: Decoder, tokens: Tensor, mask: Bool[Tensor, "batch pos"], sites: Sequence[str], adapter: AdapterOrPath | None
+) -> _Run:
     """The values at the sites in fp32 on the CPU, and the logits of the next token as the model gives them."""
     with under_adapter(model, adapter):
         inputs, attention = tokens.to(model.device), mask.long().to(model.device)

@@ -13,7 +13,8 @@ from hooked_lm.components.attention.latent import AbstractLatentAttention, times
 from hooked_lm.components.attention.multihead import AbstractAttention, Attention, ProjectedAttention
 from hooked_lm.components.attention.position_scale import ScaledQueries
 from hooked_lm.components.blocks.wiring import sublayer_of
-from hooked_lm.components.context import Context
+from hooked_lm.components.context import Angles, Context
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.norms.layer_norm import JointLayerNorm, LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, upcast
 from hooked_lm.components.norms.scales import ChannelScale
@@ -109,7 +110,7 @@ class Side:
         label = name.split(".")[-1] + "_bias"
         return [Affine(linear, label, None if shift is None else shift.detach())]
 
-    def angles(self, rotary: Any) -> tuple[Tensor, Tensor]:
+    def angles(self, rotary: Rotary) -> Angles:
         """The rotary angles of their positions."""
         cos, sin = (self.context.query_angles if self.name == "q" else self.context.key_angles)(rotary)
         return self.positions.apply(cos, 1), self.positions.apply(sin, 1)
@@ -174,7 +175,7 @@ def _(attn: ProjectedAttention, side: Side) -> list[Affine]:
     return _of_heads(attn, side)
 
 
-def _of_heads(attn: Any, side: Side) -> list[Affine]:
+def _of_heads(attn: AbstractAttention, side: Side) -> list[Affine]:
     """A projection for each head, a norm, rotary and the factor of positions, those that there are."""
     name, cfg = side.name, attn.cfg
     W, b = getattr(attn, f"W_{name.upper()}").detach(), getattr(attn, f"b_{name.upper()}")
@@ -214,10 +215,10 @@ def _(attn: AbstractLatentAttention, side: Side) -> list[Affine]:
     return [*steps, *_position_factor(attn, side)]
 
 
-def _latent_keys(attn: Any, side: Side) -> list[Affine]:
+def _latent_keys(attn: AbstractLatentAttention, side: Side) -> list[Affine]:
     """The latent of keys beside the features that all heads share, then both for each head."""
     cfg, W, W_UK = attn.cfg, torch.cat([attn.W_DKV, attn.W_KR], 1).detach(), attn.W_UK.detach()
-    b = None if attn.b_DKV is None else torch.cat([attn.b_DKV, attn.b_KR]).detach()
+    b = None if attn.b_DKV is None or attn.b_KR is None else torch.cat([attn.b_DKV, attn.b_KR]).detach()
     [norm] = side.norm("attn.kv_norm", attn.kv_norm, -2)
     of_shared = side.norm("attn.kr_norm", attn.kr_norm, -2) if cfg.kr_norm else [Affine(same)]
 
@@ -239,7 +240,7 @@ def project(x: Sources, W: Float[Tensor, "head d_in d_head"]) -> Heads:
     return torch.einsum("...m,nmh->...nh", x, W.to(x))
 
 
-def per_source(x: Heads, function: Callable[[Tensor, Any], Tensor], angles: Any) -> Heads:
+def per_source(x: Heads, function: Callable[[Tensor, Angles], Tensor], angles: Angles) -> Heads:
     """A function of [batch, pos, head, d_head] that is linear, for each source."""
     n_heads = x.shape[-2]
     beside = x.movedim(0, 2).flatten(2, 3)  # sources as further heads

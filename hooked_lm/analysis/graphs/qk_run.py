@@ -1,13 +1,13 @@
 """One run of a model, and the terms of the attention scores of some heads in it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.analysis.graphs.features import rounding
 from hooked_lm.analysis.graphs.qk_features import OTHERS, FeatureSplit
@@ -146,7 +146,7 @@ class QKRun:
         vectors = self._side(name, [position]).linear(torch.stack([*written.values()])[:, None, None])
         return dict(zip(written, self._of_heads(vectors)[:, 0, 0].unbind(), strict=True))
 
-    def _kept(self, features: list[dict[str, Tensor]], terms_of: Any) -> Vectors:
+    def _kept(self, features: list[dict[str, Tensor]], terms_of: Callable[[Tensor], Tensor]) -> Vectors:
         """The features with the largest terms, by label, and the sum of the others."""
         largest: dict[str, float] = {}
         for each in features:
@@ -201,7 +201,7 @@ class QKRun:
         return difference / size
 
 
-def _check_scores(attn: Any, layer: int) -> None:
+def _check_scores(attn: nn.Module, layer: int) -> None:
     """Raises ValueError for attention whose scores are more than products of its queries and keys."""
     if not isinstance(attn, AbstractAttention):
         raise refusal(layer, attn, "is not known here")

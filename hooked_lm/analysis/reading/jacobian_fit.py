@@ -21,7 +21,7 @@ from hooked_lm.engine.fingerprint import fingerprint
 from hooked_lm.engine.prompts import AxisSelection, chosen
 from hooked_lm.files import writable
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.progress import progress_bar
+from hooked_lm.progress import progress_bar, tqdm
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, provenance
 
@@ -137,7 +137,7 @@ def _split(n: int, held_out: float, seed: int) -> tuple[list[int], list[int]]:
 
 
 def _explained(
-    jacobians: PromptJacobians, text: TextBatch, J: Float[Tensor, "layer d d"], bar: Any
+    jacobians: PromptJacobians, text: TextBatch, J: Float[Tensor, "layer d d"], bar: "tqdm[Any]"
 ) -> Float[Tensor, " layer"]:
     """The share of a prompt's Jacobian less the identity that the mean explains; NaN where it is the identity."""
     found = jacobians.of(text)
@@ -199,7 +199,7 @@ class _Fit:
         if self.file is not None:
             stored.write(self.file, FORMAT, vars(self.sums), {"fingerprint": self.digest})
 
-    def run(self, bar: Any) -> None:
+    def run(self, bar: "tqdm[Any]") -> None:
         """Adds up the Jacobians of the prompts that are left."""
         saved, sums = time.monotonic(), self.sums
         bar.update(sums.n_done)

@@ -16,7 +16,7 @@ from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.components.norms.scales import ChannelScale
-from hooked_lm.engine.prompts import AxisSelection, chosen
+from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen
 from hooked_lm.extras import lazy_import
 from hooked_lm.interventions import AddDirection, Hooks, ProjectOut, SwapDirections
 from hooked_lm.interventions.positions import Positions
@@ -105,7 +105,7 @@ class JacobianLens(Tabular):
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
-    def check(self, model: Any, site: str, layers: Sequence[int]) -> None:
+    def check(self, model: Decoder, site: str, layers: Sequence[int]) -> None:
         """Raises ValueError if the lens does not fit the model, its weights, the site or the layers.
 
         Weights that `fold_ln` and other folds changed fit: they change the stream at most by its mean, which the final norm
@@ -389,7 +389,7 @@ class JacobianLens(Tabular):
         return cls(J, tuple(matrices), "resid_post", scores, torch.full((len(J),), torch.nan), probe)
 
     @torch.no_grad()
-    def measured(self, model: Decoder, prompts: Any) -> "JacobianLens":
+    def measured(self, model: Decoder, prompts: Prompts) -> "JacobianLens":
         """The same lens, which knows how long the vectors of these prompts are at its layers (see `steer`)."""
         self.check(model, self.site, self.layers)
         sites = [model.names((self.site, layer))[0] for layer in self.layers]

@@ -17,7 +17,7 @@ from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import lazy_import
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import PromptRows, ids_of
-from hooked_lm.models.weights.weight_scope import under_adapter
+from hooked_lm.models.weights.weight_scope import AdapterOrPath, under_adapter
 from hooked_lm.results import stored
 from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import provenance
@@ -34,6 +34,7 @@ __all__ = ["Verbalization", "verbalize"]
 VECTOR, NONE, SHUFFLED, RANDOM = "vector", "no vector", "shuffled", "random"
 CONTROLS = (NONE, SHUFFLED, RANDOM)
 HOW = ("replace", "add")
+Said = str | int | Sequence[str | int] | Tensor | None  # one answer for all vectors, or one for each
 PUNCTUATION = ".,;:!?"
 FORMAT = "hooked_lm.Verbalization"
 
@@ -149,9 +150,9 @@ def verbalize(
     *,
     scale: float | str | None = None,
     layer: int | None = None,
-    adapter: Any = None,
+    adapter: AdapterOrPath | None = None,
     how: str = "replace",
-    answers: str | int | Sequence[str | int] | Tensor | None = None,
+    answers: Said = None,
     labels: Sequence[str] | None = None,
     max_new_tokens: int = 5,
     control: str | None = "auto",
@@ -242,7 +243,7 @@ def _check_vectors(vectors: Float[Tensor, "vector d_model"], model: Decoder) -> 
         raise ValueError("a vector has no direction: it is zero, or has values that are NaN or infinite")
 
 
-def _answers(model: Decoder, answers: Any, n: int, max_new_tokens: int) -> tuple[str, ...] | None:
+def _answers(model: Decoder, answers: Said, n: int, max_new_tokens: int) -> tuple[str, ...] | None:
     """The answer of each vector as text. Raises ValueError for another number of them, and for one that cannot be said."""
     if answers is None:
         return None

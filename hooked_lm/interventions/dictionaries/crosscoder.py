@@ -21,7 +21,7 @@ from hooked_lm.interventions.dictionaries.stream import Activations, Pair, Promp
 from hooked_lm.interventions.dictionaries.train import train_on
 from hooked_lm.interventions.dictionaries.training import TrainingConfig
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.weights.weight_scope import under_adapter
+from hooked_lm.models.weights.weight_scope import AdapterOrPath, under_adapter
 from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, provenance
@@ -47,7 +47,14 @@ class PairedActivations(NotebookRepr):
     """
 
     def __init__(
-        self, base: Decoder, tuned: Decoder, prompts: Prompts, site: Site, *, adapter: Any = None, **options: Any
+        self,
+        base: Decoder,
+        tuned: Decoder,
+        prompts: Prompts,
+        site: Site,
+        *,
+        adapter: AdapterOrPath | None = None,
+        **options: Any,
     ) -> None:
         self.streams = [Activations(model, prompts, site, **options) for model in (base, tuned)]
         self.adapter = adapter
@@ -268,7 +275,7 @@ def train_crosscoder(
     buffer_prompts: int = 256,
     batch_size: int = 32,
     skip: int = 0,
-    adapter: Any = None,
+    adapter: AdapterOrPath | None = None,
     seed: int = 0,
     progress: bool | None = None,
 ) -> Crosscoder:
@@ -316,16 +323,16 @@ def train_crosscoder(
         raise ValueError(f"{len(prompts)} prompts are too few to train on some and to measure on others")
     parts = [order[n_held:], order[:n_held]]
     train, rest = (prompts[part] if isinstance(prompts, Tensor) else [prompts[i] for i in part] for part in parts)
-    options = {"batch_size": batch_size, "skip": skip, "adapter": adapter, "seed": seed}
-    stream = PairedActivations(base, tuned, train, site, buffer_prompts=buffer_prompts, **options)
+    options = {"batch_size": batch_size, "skip": skip, "seed": seed}
+    stream = PairedActivations(base, tuned, train, site, adapter=adapter, buffer_prompts=buffer_prompts, **options)
     d_model = stream.fill(0)[0].shape[1] // 2
     cfg = BatchTopKOfBoth.Config(d_in=2 * d_model, d_sae=width, k=k)
     settings = TrainingConfig(steps, vectors_per_step, learning_rate, seed=seed)
     sae = train_on(stream, cfg, settings, progress=progress).sae
     about = provenance(tuned, base=provenance(base)["model"], site=stream.site, steps=steps, k=k, seed=seed)
     about |= {"adapter": None if adapter is None else str(adapter)}
-    held = PairedActivations(base, tuned, rest, site, buffer_prompts=len(rest), **options).fill(0)[0]
-    return Crosscoder(sae, stream.site, about, _figures(sae, held, about))
+    held = PairedActivations(base, tuned, rest, site, adapter=adapter, buffer_prompts=len(rest), **options)
+    return Crosscoder(sae, stream.site, about, _figures(sae, held.fill(0)[0], about))
 
 
 @torch.no_grad()

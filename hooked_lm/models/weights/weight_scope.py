@@ -6,12 +6,13 @@ The parameters themselves do not change: `named_parameters`, `state_dict` and sa
 """
 
 import copy
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, SupportsIndex, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,15 @@ class WeightChange(Protocol):
 
     def __call__(self, weight: Tensor) -> Tensor: ...
 
+
+@runtime_checkable
+class Adapter(Protocol):
+    """What gives weights of a model other values, such as a `hub.LoRA`."""
+
+    def scope(self, model: Any, /) -> "WeightScope": ...
+
+
+AdapterOrPath = Adapter | str | os.PathLike[str]  # a path: a folder that peft wrote, or a repository of the hub
 
 _lock = threading.RLock()  # held while dictionaries are exchanged
 
@@ -63,7 +73,7 @@ class ScopedWeights(dict[str, Any]):
         """The copy of a model is one outside of all scopes."""
         return copy.deepcopy(dict(self.items()), memo)
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise ValueError(
             "a model is not pickled or sent to another process while weights of it have other values in a `with` block: the "
             "adapter would stay behind. Do so outside of the block; for other processes load the adapter merged, "
@@ -161,15 +171,16 @@ def open_scopes(model: nn.Module) -> list[WeightScope]:
     return [scope for scope in _open.get() if scope._is_open and scope.model is model]
 
 
-def under_adapter(model: Any, adapter: Any) -> AbstractContextManager[Any]:
+def under_adapter(model: nn.Module, adapter: AdapterOrPath | None) -> AbstractContextManager[Any]:
     """The scope of an adapter; one that does nothing for None."""
     if adapter is None:
         return nullcontext()
-    if not hasattr(model, "with_adapter"):
+    with_adapter = getattr(model, "with_adapter", None)
+    if with_adapter is None:
         raise ValueError(
             f"a {type(model).__name__} has no with_adapter: load the model with HookedTransformer.from_pretrained"
         )
-    scope: AbstractContextManager[Any] = model.with_adapter(adapter)
+    scope: AbstractContextManager[Any] = with_adapter(adapter)
     return scope
 
 
