@@ -25,7 +25,7 @@ OF_WHAT = {"sums": "the sizes of what is summed", "differences": "the largest ed
 @command(
     "hooked-lm graph demo \\\n"
     "  'When Mary and John went to the store, John gave a drink to' \\\n"
-    "  --answers ' Mary, John' --max-nodes 100 --html graph.html"
+    "  --answers ' Mary, John' --max-nodes 100 --html hooked_lm_graph.html"
 )
 def graph(
     model: ModelArgument,
@@ -59,7 +59,7 @@ def graph(
     Attention patterns and norms are held constant, so that edges are exact: they sum to what each node reads.
     """
     check_writable(html, neuronpedia, save)
-    from hooked_lm.analysis.graphs import attribution_graph, graph_page, to_neuronpedia
+    from hooked_lm.analysis.graphs import attribution_graph
     from hooked_lm.interventions.dictionaries import load_transcoders
     from hooked_lm.reports.circuit import answers_of
 
@@ -73,15 +73,7 @@ def graph(
     found = attribution_graph(loaded, getattr(given, "tokens", given), **options)
     small = found.pruned(nodes, edges)
     table = _show(found, small, k)
-    if html is not None:
-        graph_page(found, nodes=nodes, edges=edges, title="" if prompt.startswith("@") else prompt).write_html(html)
-        say_path("page:", html)
-    if neuronpedia is not None:
-        to_neuronpedia(found, neuronpedia, nodes=nodes, edges=edges)
-        say_path("graph in JSON:", neuronpedia)
-    if save is not None:
-        found.save(save)
-        say_path("graph:", save)
+    _write(found, nodes, edges, "" if prompt.startswith("@") else prompt, html, neuronpedia, save)
     return {
         "model": model,
         "tokens": words,
@@ -92,6 +84,29 @@ def graph(
         "neuronpedia": neuronpedia and neuronpedia.resolve(),
         "graph": save and save.resolve(),
     }
+
+
+def _write(
+    found: "AttributionGraph",
+    nodes: float,
+    edges: float,
+    title: str,
+    html: Path | None,
+    neuronpedia: Path | None,
+    save: Path | None,
+) -> None:
+    """Writes the files that were asked for."""
+    from hooked_lm.analysis.graphs import graph_page, to_neuronpedia
+
+    if html is not None:
+        graph_page(found, nodes=nodes, edges=edges, title=title).write_html(html)
+        say_path("page:", html)
+    if neuronpedia is not None:
+        to_neuronpedia(found, neuronpedia, nodes=nodes, edges=edges)
+        say_path("graph in JSON:", neuronpedia)
+    if save is not None:
+        found.save(save)
+        say_path("graph:", save)
 
 
 def _content(found: "AttributionGraph", small: "AttributionGraph") -> Result:

@@ -126,10 +126,8 @@ class Scores(NotebookRepr):
         """
         if METRIC in self.axes:
             ends = [part.interval(level, n_resamples, seed, simultaneous) for part in self._by_metric()]
-            low, high = (torch.stack(each) for each in zip(*ends, strict=True))
-            return low, high
-        cells = torch.arange(self.values[..., 0].numel())
-        low, high = self._ends(cells, Resampling(level, n_resamples, seed), simultaneous)
+            return tuple(torch.stack(each) for each in zip(*ends, strict=True))  # type: ignore[return-value]
+        low, high = self._ends(torch.arange(self.mean.numel()), Resampling(level, n_resamples, seed), simultaneous)
         return low.view(self.values.shape[:-1]), high.view(self.values.shape[:-1])
 
     def power(
@@ -225,8 +223,8 @@ class Scores(NotebookRepr):
         return found
 
     def _by_metric(self: Own) -> list[Own]:
-        """The part of each metric."""
-        return [self._taken(METRIC, i) for i in range(len(self.axes[METRIC]))]
+        """The part of each metric; all of it if it has no axis of metrics."""
+        return [self._taken(METRIC, i) for i in range(len(self.axes[METRIC]))] if METRIC in self.axes else [self]
 
     def _taken(self: Own, name: str, index: int | list[int]) -> Own:
         """The part at one index of an axis, which is removed, or at several."""
@@ -348,18 +346,22 @@ class Scores(NotebookRepr):
         """
         from hooked_lm.results.pictures import ScoreFigure, selected
 
+        if (own := self._own_figure(title, show_values)) is not None:
+            return own
         ends = self.interval(simultaneous=True) if self.n_prompts > 1 and self._has_intervals else ()
-        name, of = (
-            self._measured() or ("mean" if self.n_prompts > 1 else "value"),
-            headline(self._measured(), self.axes),
-        )
+        name = self._measured() or ("mean" if self.n_prompts > 1 else "value")
+        of = headline(self._measured(), self.axes)
         about = self._pictured() or {"title": of, "subtitle": "", "value_name": name, "baselines": [{}]}
         about["title"] = title or about["title"]
         about["subtitle"] = "; ".join(filter(None, [about["subtitle"], selected(self.about.get(SELECTED, {}))]))
         note = f"mean of {self.n_prompts} prompts, {self._about_intervals}" if self.n_prompts > 1 else ""
         about["turns"] = turns_along(self.about, self.axes.get(POSITION, ()))
-        means = torch.stack([self.mean, *ends])
-        return ScoreFigure(self._drawn(means), self.axes, note=note, show_values=show_values, **about).draw()
+        means = self._drawn(torch.stack([self.mean, *ends]))
+        return ScoreFigure(means, self.axes, note=note, show_values=show_values, **about).draw()
+
+    def _own_figure(self, title: str, show_values: bool) -> "go.Figure | None":
+        """The figure of a kind of scores that has one of its own; None for the one that all have."""
+        return None
 
     def _drawn(self, means: Float[Tensor, "which *grid"]) -> Float[Tensor, "which *grid"]:
         """The means and the ends of their intervals that a figure draws; NaN for cells that it leaves blank."""
@@ -411,8 +413,7 @@ class Scores(NotebookRepr):
         grid = " x ".join(in_summary(name, labels) for name, labels in self.axes.items()) or "one cell"
         prompts = f"{self.n_prompts} {self._counted}{'s' * (self.n_prompts != 1)}"
         if self.groups is not None:
-            n_groups = len({*self.groups})
-            prompts += f" in {n_groups} group{'s' * (n_groups != 1)}"
+            prompts += f" in {(n := len({*self.groups}))} group{'s' * (n != 1)}"
         if METRIC in self.axes:
             return f"{type(self).__name__}({grid}, {prompts}; metrics {', '.join(map(str, self.axes[METRIC]))})"
         with in_words() as skewed:
@@ -435,9 +436,8 @@ class Scores(NotebookRepr):
 
     def _repr_parts(self) -> list[str]:
         """The cells with the largest numbers, as a table."""
-        parts = self._by_metric() if METRIC in self.axes else [self]
         with in_words() as skewed:
-            table = table_of_largest(self.axes, [part._largest(SHOWN) for part in parts])
+            table = table_of_largest(self.axes, [part._largest(SHOWN) for part in self._by_metric()])
         words = ", ".join([f"Means of {self.n_prompts} prompts, {self._about_intervals}", *skewed])
         about = f"<p>{words}.</p>" if self.n_prompts > 1 else ""
         how = "<p><code>.plot()</code> draws them, <code>.to_dataframe()</code> has all, <code>.top(n)</code> the largest.</p>"

@@ -63,6 +63,10 @@ class Evaluation(Tabular, Scores):
     With m the mean of the metric over prompts, as in Marks et al. 2024 (arXiv:2403.19647):
     *faithfulness* is (m(circuit) - m(empty)) / (m(full) - m(empty)), 1 if the circuit recovers the full metric;
     *completeness* is the same for the complement, 0 if the complement recovers nothing.
+
+    `plot` draws faithfulness with its interval, completeness, and the faithfulness of random edges, from the lowest to the
+    highest draw, against the number of edges on a logarithmic axis. The full model is at 1, the empty circuit at 0. Circuits
+    with names have bars of their faithfulness, and a single circuit a bar for each of these numbers.
     """
 
     full: Float[Tensor, "..."]
@@ -167,10 +171,8 @@ class Evaluation(Tabular, Scores):
             columns |= {RANDOM: random.mean(0), f"{RANDOM}_low": random.amin(0), f"{RANDOM}_high": random.amax(0)}
         return table.assign(**{name: column.numpy() for name, column in columns.items()})
 
-    def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
-        """Plot faithfulness, with its interval, completeness, and the faithfulness of random edges, from the lowest to the
-        highest draw, against the number of edges on a logarithmic axis. The full model is at 1, the empty circuit at 0.
-        Circuits with names have bars of their faithfulness, and a single circuit a bar for each of these numbers."""
+    def _own_figure(self, title: str, show_values: bool) -> "go.Figure":
+        """What the class says."""
         from hooked_lm import viz
 
         if len(self.n_edges) == 1:

@@ -97,8 +97,8 @@ class FeatureSources(Sources):
         return written
 
     @property
-    def eps(self) -> float:
-        return max(super().eps, rounding(self.transcoders))
+    def own_eps(self) -> float:
+        return rounding(self.transcoders)
 
     @property
     def n_bytes(self) -> int:

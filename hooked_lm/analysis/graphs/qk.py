@@ -70,13 +70,12 @@ class QKAttribution(Scores):
             self, values=self.values - self.values.nanmean(axis, keepdim=True), scores=of_scores, about=about
         )
 
-    def plot(self, title: str = "", show_values: bool = False, positions: Label | None = None) -> "go.Figure":
-        """A heat map of the pairs of sources at one key: `positions`, by default the key with the largest score."""
+    def _own_figure(self, title: str, show_values: bool) -> "go.Figure | None":
+        """A heat map of the pairs of sources at the key with the largest score; for another one, `select` it first."""
         if POSITION not in self.axes or len(self.axes) > 3:
-            return super().plot(title, show_values)
-        if positions is None:
-            assert self.scores is not None
-            positions = self.axes[POSITION][int(self.scores.mean(-1).nan_to_num(-torch.inf).argmax())]
+            return None
+        assert self.scores is not None
+        positions = self.axes[POSITION][int(self.scores.mean(-1).nan_to_num(-torch.inf).argmax())]
         return Scores(self.values, self.axes, about=self.about).select(position=positions).plot(title, show_values)
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any] | None:

@@ -32,7 +32,12 @@ class Sources(ABC):
     @property
     def eps(self) -> float:
         """The rounding of the dtype with the fewest digits in which values are computed."""
-        return float(torch.finfo(self.frozen.values[FINAL].dtype).eps)
+        return max(float(torch.finfo(self.frozen.values[FINAL].dtype).eps), self.own_eps)
+
+    @property
+    def own_eps(self) -> float:
+        """The rounding of weights that are not the model's."""
+        return 0.0
 
     @property
     @abstractmethod

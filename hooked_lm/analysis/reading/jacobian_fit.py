@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from hooked_lm.engine.fingerprint import fingerprint
 from hooked_lm.engine.prompts import AxisSelection, chosen
 from hooked_lm.files import writable
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.progress import progress_bar, tqdm
+from hooked_lm.progress import progress_bar
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, provenance
 
@@ -100,9 +100,12 @@ def fit_jacobian_lens(
     fit = _Fit(jacobians, [texts[i] for i in own], which, settings, resume_file)
     bar = progress_bar("Jacobian lens", len(own) + len(held), progress, unit="prompts")
     with bar:
-        fit.run(bar)
+        fit.run(bar.update)
         J, n_outliers = fit.mean(outliers)
-        shares = [_explained(jacobians, texts[i], J, bar) for i in held]
+        shares = []
+        for i in held:
+            shares.append(_explained(jacobians, texts[i], J))
+            bar.update()
     about = provenance(model, **settings, n_layers=model.cfg.n_layers, prompts=fit.n_counted(outliers, n_outliers))
     about |= {"held_out": len(held), "seed": seed, "positions": fit.n_positions, "left_out": fit.left_out}
     about["left_out"]["outliers"] = {"prompts": n_outliers, "rule": outliers, "limit": LIMIT}
@@ -136,12 +139,9 @@ def _split(n: int, held_out: float, seed: int) -> tuple[list[int], list[int]]:
     return sorted(order[n_held:]), sorted(order[:n_held])
 
 
-def _explained(
-    jacobians: PromptJacobians, text: TextBatch, J: Float[Tensor, "layer d d"], bar: "tqdm[Any]"
-) -> Float[Tensor, " layer"]:
+def _explained(jacobians: PromptJacobians, text: TextBatch, J: Float[Tensor, "layer d d"]) -> Float[Tensor, " layer"]:
     """The share of a prompt's Jacobian less the identity that the mean explains; NaN where it is the identity."""
     found = jacobians.of(text)
-    bar.update()
     if found is None:
         return torch.full((len(J),), torch.nan, dtype=torch.float64)
     missed = (found.J - J).flatten(1).norm(dim=1).square()
@@ -199,14 +199,14 @@ class _Fit:
         if self.file is not None:
             stored.write(self.file, FORMAT, vars(self.sums), {"fingerprint": self.digest})
 
-    def run(self, bar: "tqdm[Any]") -> None:
-        """Adds up the Jacobians of the prompts that are left."""
+    def run(self, count: Callable[[int], object]) -> None:
+        """Adds up the Jacobians of the prompts that are left, and counts the prompts that are done."""
         saved, sums = time.monotonic(), self.sums
-        bar.update(sums.n_done)
+        count(sums.n_done)
         try:
             for text in self.texts[sums.n_done :]:
                 self._add(text)
-                bar.update()
+                count(1)
                 if time.monotonic() - saved > SAVE_EVERY:
                     self.save()
                     saved = time.monotonic()

@@ -115,13 +115,13 @@ class DictionaryScores(Scores):
     def _more_columns(self) -> dict[str, Tensor]:
         return self.floors
 
-    def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
+    def _own_figure(self, title: str, show_values: bool) -> "go.Figure | None":
         """Bars of the figures that are shares, with those of the floors in grey; of a grid with more axes, of its headline."""
         from hooked_lm import viz
 
         shown = self if list(self.axes) == [FIGURE] or FIGURE not in self.axes else self.select(figure=self.headline)
         if len(shown.axes) != 1 or (shown.random is None and shown.pca is None):
-            return super().plot(title, show_values)
+            return None
         [(axis, labels)] = shown.axes.items()
         bars: list[tuple[str, float]] = []
         means = {"": shown.mean, **shown.floors}

@@ -33,13 +33,13 @@ class WeightChange(Protocol):
 
 
 @runtime_checkable
-class Adapter(Protocol):
+class AdapterLike(Protocol):
     """What gives weights of a model other values, such as a `hub.LoRA`."""
 
     def scope(self, model: Any, /) -> "WeightScope": ...
 
 
-AdapterOrPath = Adapter | str | os.PathLike[str]  # a path: a folder that peft wrote, or a repository of the hub
+AdapterOrPath = AdapterLike | str | os.PathLike[str]  # a path: a folder that peft wrote, or a repository of the hub
 
 _lock = threading.RLock()  # held while dictionaries are exchanged
 

@@ -120,7 +120,7 @@ def test_a_figure_shows_the_pairs_at_one_key(model: HookedTransformer):
     [heat] = found.plot().data
     assert heat.type == "heatmap"
     assert_close(torch.tensor(heat.z).flatten().sort().values, found.mean[..., best].flatten().sort().values)
-    assert_apart(torch.tensor(found.plot(positions=0).data[0].z), torch.tensor(heat.z))
+    assert_apart(torch.tensor(found.select(position=0).plot().data[0].z), torch.tensor(heat.z))
 
 
 def test_a_part_keeps_its_scores(model: HookedTransformer):
