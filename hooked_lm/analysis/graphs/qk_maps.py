@@ -13,7 +13,7 @@ from hooked_lm.components.attention.latent import AbstractLatentAttention, times
 from hooked_lm.components.attention.multihead import AbstractAttention, Attention, ProjectedAttention
 from hooked_lm.components.attention.position_scale import ScaledQueries
 from hooked_lm.components.blocks.wiring import sublayer_of
-from hooked_lm.components.context import Angles, Context
+from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.norms.layer_norm import JointLayerNorm, LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, upcast
@@ -23,6 +23,7 @@ from hooked_lm.models.decoder import Decoder
 
 Sources = Float[Tensor, "source batch pos *features"]
 Heads = Float[Tensor, "source batch pos head d_head"]
+Angles = tuple[Float[Tensor, "#batch pos 1 width"], Float[Tensor, "#batch pos 1 width"]]  # as Rotary.rotate takes them
 
 
 DIVIDING = (RMSNorm.forward, LayerNorm.forward, JointLayerNorm.forward)  # of norms that are linear for a fixed scale
