@@ -35,8 +35,8 @@ def faithfulness(
     >>> clean, corrupted = (model(prompt) for prompt in prompts)
     >>> difference = logit_difference(" Mary", " John", model=model)
     >>> restored = faithfulness(difference, difference(clean), difference(corrupted))
-    >>> restored(clean), restored(corrupted)
-    (tensor([1.]), tensor([0.]))
+    >>> restored(clean).item(), restored(corrupted).item()
+    (1.0, 0.0)
     """
     if not isinstance(metric, Metric):
         raise TypeError(f"faithfulness is that of a metric of hooked_lm.analysis.metrics, got {type(metric).__name__}")

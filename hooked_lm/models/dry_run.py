@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hooked_lm.components.readable import is_readable
@@ -219,6 +219,11 @@ class DryRun(TorchDispatchMode):
 
     def _leave(self, module: nn.Module, inputs: object, output: object) -> None:
         self._modules.pop()
+
+
+def is_dry() -> bool:
+    """Whether a dry run is on: what is made now may lack values, and must not be kept for other runs."""
+    return isinstance(_get_current_dispatch_mode(), DryRun)
 
 
 def _is_outside(name: str) -> bool:

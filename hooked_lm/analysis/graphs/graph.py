@@ -329,17 +329,23 @@ class AttributionGraph(Tabular):
 
     def __repr__(self) -> str:
         sizes = f"{len(self.features):,} {self.unit}s, {len(self.errors)} errors, {self.n_edges:,} edges"
-        each = [f"{name} exact to {value:.0e}" for name, value in self.completeness.items()]
-        exact = f"; {', '.join(each)}" if each else ""
-        found = ", ".join(f"{name} {value:.2f}" for name, value in self.scores.items())
-        measured = "" if self.agreement is None else f"; {self.agreement.in_words()}"
-        return f"AttributionGraph({sizes}{exact}; {found}{measured}{self._twin})"
+        exact = f"; exact to {max(self.completeness.values()):.0e}" if self.completeness else ""
+        correlations = {}
+        if self.agreement is not None:
+            correlations = {"model": self.agreement.correlation, "placebo": self.agreement.placebo_correlation}
+        each = [f"{name} {found['correlation']:.2f}" for name, found in correlations.items()]
+        measured = f"; correlation with ablations: {', '.join(each)}" if each else ""
+        return f"AttributionGraph({sizes}{exact}{measured})"
 
-    @property
-    def _twin(self) -> str:
-        """The numbers of the untrained twin, in words."""
-        numbers = ", ".join(f"{name} {value:.2f}" for name, value in self.control.items())
-        return f"; untrained twin: {numbers}" if numbers else ""
+    def __str__(self) -> str:
+        lines = [repr(self), ", ".join(f"{name} exact to {value:.0e}" for name, value in self.completeness.items())]
+        lines += [_in_words(self.scores), "" if self.agreement is None else self.agreement.in_words()]
+        lines += [f"untrained twin: {_in_words(self.control)}"] if self.control else []
+        return "\n".join(filter(None, lines))
+
+
+def _in_words(numbers: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in numbers.items())
 
 
 def checked_labels(graph: AttributionGraph, labels: Mapping[str, str] | None) -> dict[str, str]:

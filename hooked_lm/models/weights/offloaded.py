@@ -12,10 +12,9 @@ from typing import Any, SupportsIndex
 import torch
 from torch import Tensor, nn
 from torch.overrides import get_default_nowrap_functions
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hooked_lm.models.dry_run import DryRun
+from hooked_lm.models.dry_run import is_dry
 
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
@@ -50,8 +49,8 @@ class Offloaded(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in OF_GRAPHS:
                 return func(*args, **kwargs)
-            is_dry = isinstance(_get_current_dispatch_mode(), DryRun)  # also where all arguments are weights
-            if is_dry or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            # also where all arguments are weights
+            if is_dry() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
                 args, kwargs = tree_map(lambda x: _without_values(x) if isinstance(x, cls) else x, (args, kwargs))
                 return func(*args, **kwargs)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]

@@ -24,7 +24,7 @@ def test_the_twin_is_read_along_its_own_unembedding() -> None:
     model = tiny()
     found = quick(model, TOKENS, answers=(4, 9), seed=1, control="untrained")
     assert set(found.control) == {"replacement", "completeness", "correlation"}
-    assert "untrained twin: replacement" in repr(found)
+    assert "untrained twin: replacement" in str(found)
     own = quick(twin_of(model, 1), TOKENS, answers=(4, 9), seed=1, control=None)
     assert_close([*found.control.values()], of_twin(own))
 

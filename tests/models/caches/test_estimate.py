@@ -9,6 +9,7 @@ import torch
 from hooked_lm import HookedEncoderDecoder, HookedTransformer, analysis, patching
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import recorder as recorder_module
+from hooked_lm.models.twins import twin_of
 from tests.benchmarks.interventions import peak_bytes
 from tests.close import assert_near
 from tests.families import CASES
@@ -218,3 +219,12 @@ def test_a_shape_that_is_none() -> None:
     for shape in ((-1, 4), (0, 4)):
         with pytest.raises(ValueError, match=r"numbers of at least 1, got \(.*, 4\)"):
             model.estimate(shape)
+
+
+def test_an_estimate_leaves_no_twin_without_values() -> None:
+    model = HookedTransformer({**SIZES, **SHAPES["gpt2-like"]}).eval()
+    model.estimate((2, 8), (2, 8), what="attribution", by="neuron", check=3, **ANSWERS)
+    kept, made = twin_of(model).state_dict(), model.untrained(0).state_dict()
+    assert kept.keys() == made.keys()
+    for name, weight in kept.items():
+        assert torch.equal(weight, made[name])
