@@ -67,6 +67,7 @@ def _rename(kwargs: dict[str, Any], present: Mapping[str, Present], function: st
 def former_names(module: str, **present: str) -> Callable[[str], object]:
     """The `__getattr__` of a module whose names have changed: a former name warns, and is the present one.
 
+    >>> import warnings
     >>> find = former_names("hooked_lm.viz", Strip="report")
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore")

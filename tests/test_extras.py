@@ -130,7 +130,7 @@ def test_modules_are_there_when_they_are_used():
     """After `import hooked_lm`, which loads none of them."""
     run = subprocess.run([sys.executable, "-c", LAZILY], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    modules = "analysis harvest hooks hub interventions parallel patching pretrained results studies utils viz"
+    modules = "analysis harvest hooks hub interventions parallel patching planted pretrained results studies utils viz"
     assert {*modules.split(), "at", "load", "wrap"} == {*run.stdout.split()}
 
 

@@ -19,6 +19,7 @@ from tests.families._models import hooked
 
 EXACT = tolerance(1.0, 1.0)  # of the largest of the logits
 ROUNDING = 1e-6  # of scores in single precision
+LARGEST = 3  # times what a site holds is its new value, which enlarges the rounding of what follows
 MATTERS = 1e-4  # an edit changes them by more
 # the norm after a recurrence enlarges rounding, and a router then decides otherwise: compared in double precision only
 ENLARGED = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "xlstm")
@@ -97,7 +98,7 @@ class Unknown:
             self.unknown = [[Edit(site, lambda x: 0.5 * x)], [Edit(site, torch.zeros(1, 1))], [Edit(site, torch.neg)]]
         else:
             value = (
-                3 * cache[site] if cache[site].is_floating_point() else cache[site]
+                LARGEST * cache[site] if cache[site].is_floating_point() else cache[site]
             )  # positions are those of all prompts
             self.unknown = [[Edit(site, value, (pos,))] for pos in range(1, 4)]
 
@@ -111,7 +112,7 @@ class Unknown:
             assert_close(spy.seen, naive(self.model, self.tokens, base))
             for index, _ in experiment.run(cells, progress=False):
                 expected = naive(self.model, self.tokens, cells[index], base)
-                assert_close(spy.seen, expected)
+                assert_close(spy.seen, expected, LARGEST * MODEL)
                 assert far(expected, naive(self.model, self.tokens, base)) > MATTERS
         assert len(caught) == (n_whole > 0)
         assert experiment.cost.forwards == 1 + n_whole

@@ -26,6 +26,14 @@ def _unknown(tokenizer: Tokenizer) -> tuple[str, int | None]:
     return str(name), backend.token_to_id(name) if found is None and backend is not None and name else found
 
 
+def _without_added(tokenizer: Tokenizer, text: str) -> str:
+    """The text without the tokens that are written in it, such as "<image>"."""
+    added = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else ()
+    for token in sorted(added, key=len, reverse=True):
+        text = text.replace(token, " ")
+    return text
+
+
 def warn_if_unknown(
     tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[Sequence[int]], leaves_out: bool
 ) -> bool:
@@ -41,7 +49,7 @@ def warn_if_unknown(
             lost = [word for word in words if unknown in ids_of(tokenizer, [word], specials=False)[0]]
             becomes = f"{name!r} is read in their place"
         else:
-            letters = sorted({*text}) if leaves_out else []
+            letters = sorted({*_without_added(tokenizer, text)}) if leaves_out else []
             lost = [of for of in letters if not of.isspace() and ids_of(tokenizer, [of], specials=False)[0] == nothing]
             becomes = "nothing is read in their place"
         if not lost:
