@@ -50,7 +50,7 @@ class Estimate(NotebookRepr):
     Args:
         what: the run: "forward", "cache", "sweep", "attribution", "generate", or the name of a function.
         parts: what is in memory at the peak of each device, the weights first.
-        layer_rows: tokens times layers of all forward passes.
+        layer_rows: tokens times layers of all forward passes of the model, not those of its untrained twin.
         free: the bytes that each device has free now, beside the weights if they are there; devices that cannot say are left out.
         cache: the cache that the run returns, of tensors that have shape, dtype and device but no memory; None if there is none.
 

@@ -63,11 +63,6 @@ class PairTable(Shards):
         return sum(end - start for start, end in (self._facts[shard]["pairs"] for shard in self.shards))
 
     @property
-    def has_one_length(self) -> bool:
-        """Whether all pairs have the same number of tokens."""
-        return self.plan.data["tokens"][0] == self.plan.data["tokens"][1]
-
-    @property
     def alignment(self) -> str | None:
         """How positions of the pairs line up, for `scores`: None where all pairs have the same, else "turn" for conversations,
         and "end" for other prompts. Raises ValueError if no shard is there."""

@@ -95,11 +95,6 @@ class TargetReads:
         return torch.stack(found).detach().cpu()
 
 
-def _of_width(direction: Direction, value: Tensor) -> Direction:
-    """A direction in fp32, without the zeros beyond the width of a value."""
-    return direction[: value.shape[-1]].to(value.device, torch.float32)
-
-
 def checked_targets(model: Decoder, targets: Sequence[Target], n_pos: int) -> list[Target]:
     """The targets with full names of sites. Raises ValueError for a direction with several axes, a position out of range,
     a weight that is not positive, and for a site without positions, KeyError for an unknown site."""

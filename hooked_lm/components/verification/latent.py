@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from hooked_lm.components.attention.gated import OutputGate, QueryGatedSparseLatentAttention
+from hooked_lm.components.attention.gated import QueryGatedSparseLatentAttention
 from hooked_lm.components.attention.indexer import Indexer
 from hooked_lm.components.attention.latent import AbstractLatentAttention, times
 from hooked_lm.components.attention.multihead import project
@@ -84,10 +84,6 @@ def _q_latent(attn: AbstractLatentAttention, at: Sites, get_input: LazyTensor) -
 def _without_rotary(attn: AbstractLatentAttention, name: str, at: Sites) -> Pair:
     d = attn.cfg.d_nope
     return lambda: (at(f"hook_{name}")[..., :d], at(f"hook_rot_{name}")[..., :d])
-
-
-def _gates_input(attn: AbstractLatentAttention) -> bool:
-    return isinstance(attn, OutputGate) and not isinstance(attn, QueryGatedSparseLatentAttention)
 
 
 @identities.register
