@@ -23,6 +23,7 @@ from hooked_lm.hooks.token_labels import Labels
 from hooked_lm.interventions.per_thread import Lock, PerThread
 from hooked_lm.interventions.settings_json import as_json, check_types, from_json
 from hooked_lm.keywords import check_arguments
+from hooked_lm.models.dry_run import dry_run_now
 from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 from hooked_lm.results import stored
 
@@ -263,7 +264,7 @@ class Detector(HookObject):
     copies: ClassVar[bool] = True
 
     def __call__(self, value: object, hook: HookPoint) -> None:
-        if not self.is_enabled:
+        if not self.is_enabled or dry_run_now() is not None:  # where there are no values to see
             return
         if self.copies:
             return self.see(value.clone() if isinstance(value, Tensor) else value, hook)

@@ -188,7 +188,7 @@ class BaseModel(QuantizeMethods, AttentionRowMethods, RunsInputs):
         """The memory that a run takes at its peak, part by part, and how much it computes, without running the model.
 
         The code of the run is carried out on tensors that have shape, dtype and device but no memory. So the answer is that of
-        this model, these prompts and options; hooks take part.
+        this model, these prompts and options. Hooks take part; detectors, which have no value to see, do not.
 
         Args:
             prompts: as the run takes them; in place of token ids their shape, such as (8, 64), will do.

@@ -221,9 +221,10 @@ class DryRun(TorchDispatchMode):
         self._modules.pop()
 
 
-def is_dry() -> bool:
-    """Whether a dry run is on: what is made now may lack values, and must not be kept for other runs."""
-    return isinstance(_get_current_dispatch_mode(), DryRun)
+def dry_run_now() -> DryRun | None:
+    """The dry run that is on, if one is: what is made now may lack values, and must not be kept for other runs."""
+    mode = _get_current_dispatch_mode()
+    return mode if isinstance(mode, DryRun) else None
 
 
 def _is_outside(name: str) -> bool:

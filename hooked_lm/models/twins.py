@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.dry_run import is_dry
+from hooked_lm.models.dry_run import dry_run_now
 
 MOST_PARAMETERS = 10_000_000  # of a model whose twin is small, and kept
 Twins = dict[tuple[int, torch.dtype, torch.device], BaseModel]
@@ -32,7 +32,7 @@ def twin_of(model: nn.Module, seed: int = 0) -> BaseModel:
     if not has_small_twin(model):
         return model.untrained(seed)
     weight = next(model.parameters())
-    key, made = (seed, weight.dtype, weight.device), {} if is_dry() else _twins.setdefault(model, {})
+    key, made = (seed, weight.dtype, weight.device), {} if dry_run_now() else _twins.setdefault(model, {})
     if key not in made:
         made[key] = model.untrained(seed).eval()
     return made[key]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import get_default_nowrap_functions
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hooked_lm.models.dry_run import is_dry
+from hooked_lm.models.dry_run import dry_run_now
 
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
@@ -50,7 +50,7 @@ class Offloaded(Tensor):
             if func in OF_GRAPHS:
                 return func(*args, **kwargs)
             # also where all arguments are weights
-            if is_dry() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            if dry_run_now() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
                 args, kwargs = tree_map(lambda x: _without_values(x) if isinstance(x, cls) else x, (args, kwargs))
                 return func(*args, **kwargs)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]

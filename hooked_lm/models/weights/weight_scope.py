@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import checkpoint
+from hooked_lm.models.dry_run import DryRun, dry_run_now
 
 Holder = tuple[nn.Module, str]  # a module, and the name of its parameter
 
@@ -93,7 +94,7 @@ class WeightScope:
     ) -> None:
         self.model, self.changes, self.name = model, changes, name
         self._of: dict[tuple[int, str], Sequence[WeightChange]] = {}
-        self._known: dict[tuple[int, str], _Value] = {}
+        self._known: dict[tuple[tuple[int, str], DryRun | None], _Value] = {}
         self._dicts: dict[int, tuple[ScopedWeights, list[nn.Module]]] = {}
         self._is_open = False
 
@@ -154,9 +155,10 @@ class WeightScope:
                 )
             return _changed(weight, changes)
         versions = tuple(map(_version, (weight, *(tensor for change in changes for tensor in change.tensors))))
-        known = self._known.get(key)
+        kept = key, dry_run_now()
+        known = self._known.get((key, None)) or self._known.get(kept)
         if known is None or known.weight is not weight or known.versions != versions:
-            known = self._known[key] = _Value(weight, versions, _changed(weight, changes))
+            known = self._known[kept] = _Value(weight, versions, _changed(weight, changes))
         return known.value
 
     def __repr__(self) -> str:

@@ -8,7 +8,9 @@ import torch
 
 from hooked_lm import HookedEncoderDecoder, HookedTransformer, analysis, patching
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.demo.verbalizer import PATH as VERBALIZER
 from hooked_lm.hooks import recorder as recorder_module
+from hooked_lm.interventions import Statistics
 from hooked_lm.models.twins import twin_of
 from tests.benchmarks.interventions import peak_bytes
 from tests.close import assert_near
@@ -17,6 +19,7 @@ from tests.families._models import hooked
 from tests.models.toys import ids, toy
 from tests.rounding import undisturbed
 
+TEXT = "The capital of France is"
 ANSWERS = {"answers": ([1, 2], [3, 4])}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "forward": ("forward", {}),
@@ -228,3 +231,18 @@ def test_an_estimate_leaves_no_twin_without_values() -> None:
     assert kept.keys() == made.keys()
     for name, weight in kept.items():
         assert torch.equal(weight, made[name])
+
+
+def test_an_estimate_leaves_what_is_kept_for_other_runs_alone() -> None:
+    """The weights of an adapter, which are computed once in its scope, and what detectors have seen."""
+    model = HookedTransformer.from_pretrained_no_processing("demo")
+    statistics = Statistics("blocks.1.hook_resid_post")
+    with torch.no_grad(), model.with_adapter(VERBALIZER):
+        expected = model(TEXT)
+    with torch.no_grad(), model.with_adapter(VERBALIZER), model.hooks([statistics]):
+        estimate = model.estimate(TEXT)
+        assert torch.equal(model(TEXT), expected)
+        before = statistics.to_dataframe()
+        again = model.estimate(TEXT)
+        assert before.equals(statistics.to_dataframe())
+    assert again.bytes < estimate.bytes  # the weights of the adapter are there
