@@ -24,7 +24,12 @@ MODELS = mutants({
         ("a hash of weights does not know an adapter", "hub/test_lora.py::hashes_of_weights",
          "inside.get(name, weight)", "weight"),
     ],
+    "models/twins.py": [
+        ("a twin without values is kept", "models/caches/test_estimate.py::leaves_no_twin", "{} if dry_run_now() else", "")
+    ],
     "models/weights/weight_scope.py": [
+        ("weights without values are kept", "models/caches/test_estimate.py::kept_for_other", "kept = key, dry_run_now()",
+         "kept = key, None"),
         ("an adapter stays on in copies of a context", "hub/test_lora.py::adapters_add_up",
          "        self._is_open = False\n        _open.set(", "        _open.set("),
         ("a value is kept though the adapter was trained", "hub/test_lora.py::step_of_training",
