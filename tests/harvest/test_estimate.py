@@ -98,6 +98,7 @@ def test_the_command_shows_it_and_writes_nothing(tmp_path: Path, monkeypatch: py
     assert (wrong.exit_code, "--plan must be sizes or time" in wrong.output) == (2, True)
 
 
+@pytest.mark.slow
 def test_documents_that_are_cut_are_named(model: HookedTransformer) -> None:
     n_ctx = model.cfg.n_ctx
     cut = estimate_harvest(model, 100, ("resid_post", 1), tokens_per_document=5 * n_ctx)

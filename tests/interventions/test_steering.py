@@ -491,6 +491,7 @@ def test_files_are_bit_for_bit(tmp_path: Path) -> None:
 # ---- doses -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_dose_is_a_share_of_the_norm_there() -> None:
     """Of the values that the directions were computed from, at their positions; for each layer and site."""
     women, men = women_and_men()

@@ -33,6 +33,7 @@ def found(model) -> ThoughtAnchors:
     return thought_anchors(model, model.chat(steps.solution([347, 136], ASKED).messages), n=N)
 
 
+@pytest.mark.slow
 def test_what_matters_by_rollouts_is_what_was_planted(found):
     """The choice and the columns decide the answer, and remarks do not."""
     solution, n_columns = steps.solution([347, 136], ASKED), 0
@@ -52,6 +53,7 @@ def test_what_matters_by_rollouts_is_what_was_planted(found):
     assert "'0 I take 136.'" in repr(found) or ", write" in repr(found)
 
 
+@pytest.mark.slow
 def test_a_choice_that_the_question_makes_does_not_matter(model):
     """Nothing else can be written there, so no rollout differs and nothing is measured."""
     found = thought_anchors(model, model.chat(steps.solution([347, 136]).messages), n=10)
@@ -60,6 +62,7 @@ def test_a_choice_that_the_question_makes_does_not_matter(model):
     assert "nan" not in repr(found)
 
 
+@pytest.mark.slow
 def test_importance_is_the_difference_of_means(model, found):
     """With the first sentences of the same rollouts, drawn again."""
     chat, generator = model.chat(steps.solution([347, 136], ASKED).messages), torch.Generator().manual_seed(0)
@@ -78,6 +81,7 @@ def test_importance_is_the_difference_of_means(model, found):
         assert str(found.importance(level=0.9)[i]) == str(difference(kept, before[differs], 0.9))  # NaN is not NaN
 
 
+@pytest.mark.slow
 def test_a_metric_of_ones_own_and_other_sentences(model):
     chat = model.chat(steps.solution([347, 136], ASKED).messages)
 
@@ -94,6 +98,7 @@ def test_a_metric_of_ones_own_and_other_sentences(model):
     assert thought_anchors(model, chat, n=6, **{**own, "seed": 4}).answers != found.answers
 
 
+@pytest.mark.slow
 def test_rollouts_that_did_not_end_have_no_value(model):
     """Nor does a first sentence that was cut differ: what is planted stays what it is."""
     chat = model.chat(steps.solution([347, 136], ASKED).messages)
@@ -110,6 +115,7 @@ def test_rollouts_that_did_not_end_have_no_value(model):
     assert found.counts()["before 0"].to_dict()["(unfinished)"] == 20
 
 
+@pytest.mark.slow
 def test_no_rollouts_leave_the_other_two_measures(model, found):
     chat = model.chat(steps.solution([347, 136], ASKED).messages)
     fast = thought_anchors(model, chat, n=0, distance=2)
@@ -164,6 +170,7 @@ def test_suppression_finds_what_the_answer_is_put_together_from(model):
     )  # nothing at all, where there is noise without training
 
 
+@pytest.mark.slow
 def test_results_are_kept_and_shown(found, tmp_path):
     found.save(tmp_path / "anchors")
     again = hooked_lm.load(tmp_path / "anchors")
@@ -183,6 +190,7 @@ def test_results_are_kept_and_shown(found, tmp_path):
     assert "sentence" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_refused(model, found):
     messages = steps.solution([347, 136], ASKED).messages
     chat = model.chat(messages)
@@ -206,6 +214,7 @@ def test_what_cannot_be_measured_is_refused(model, found):
         thought_anchors(model, model.chat([asked, {**said, "tool_calls": [call]}], chat_template=QWEN3), n=0)
 
 
+@pytest.mark.slow
 def test_an_answer_that_no_rollout_gives_word_for_word_is_warned_of(model):
     [asked, said] = steps.solution([347, 136], ASKED).messages
     chat = model.chat([asked, {**said, "content": "The answer is 483."}])

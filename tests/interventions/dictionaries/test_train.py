@@ -413,6 +413,7 @@ def test_figures_are_those_of_hand_written_runs(model: HookedTransformer, texts:
     assert len({round(value, 3) for value in (plain, spliced, mean, zero)}) == 4
 
 
+@pytest.mark.slow
 def test_a_poor_dictionary_says_so(model: HookedTransformer, texts: list[str]) -> None:
     """After three steps; one that trains long enough, and has as many features as are needed, says nothing."""
     common: dict[str, Any] = {"site": ("mlp_out", 1), "kind": "topk", "progress": False}
