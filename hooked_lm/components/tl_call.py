@@ -46,9 +46,8 @@ def attention_context(
     """The context of a call of attention; positional arguments are in the order of `names`."""
     names = ("past_kv_cache_entry", "additive_attention_mask", "attention_mask", "position_bias")
     arguments = _bind(names, (context, None if type(layer) is int else layer, *args), kwargs)
-    if arguments.get("position_bias") is not None and not getattr(
-        getattr(attn, "position_bias", None), "is_from_context", False
-    ):
+    own = getattr(attn, "position_bias", None)
+    if arguments.get("position_bias") is not None and not getattr(own, "is_from_context", False):
         raise ValueError("this attention takes no position_bias; pass it as additive_attention_mask")
     return CallContext(query_input, **arguments)
 

@@ -330,11 +330,10 @@ class AttributionGraph(Tabular):
     def __repr__(self) -> str:
         sizes = f"{len(self.features):,} {self.unit}s, {len(self.errors)} errors, {self.n_edges:,} edges"
         exact = f"; exact to {max(self.completeness.values()):.0e}" if self.completeness else ""
-        correlations = {}
-        if self.agreement is not None:
-            correlations = {"model": self.agreement.correlation, "placebo": self.agreement.placebo_correlation}
-        each = [f"{name} {found['correlation']:.2f}" for name, found in correlations.items()]
-        measured = f"; correlation with ablations: {', '.join(each)}" if each else ""
+        measured = ""
+        if (found := self.agreement) is not None:
+            own, placebo = found.correlation["correlation"], found.placebo_correlation["correlation"]
+            measured = f"; correlation with ablations: model {own:.2f}, placebo {placebo:.2f}"
         return f"AttributionGraph({sizes}{exact}{measured})"
 
     def __str__(self) -> str:
